@@ -1,0 +1,174 @@
+"""Finding and loading families: pairs of `NAME.cu` and `NAME.py`, and `NAME.EXTRA.cu` + `.py` that add versions."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kbench.errors import KbenchError, UsageError
+from kbench.family import Family, Problem, Version
+
+_PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\.(?P<extra>\w+))?\.py")
+
+
+def kernel_folder() -> Path:
+    """kbench's own families: inside an installed wheel, else at the top of the source tree."""
+    package = Path(__file__).resolve().parent
+    installed = package / "dev_kernels"
+    return installed if installed.is_dir() else package.parents[1] / "dev_kernels"
+
+
+@dataclass(frozen=True)
+class _Files:
+    main: Path | None = None
+    extras: tuple[Path, ...] = ()
+
+
+class Catalog(Mapping[str, Family]):
+    """Families by name, loaded when they are asked for: one broken file does not hide the others."""
+
+    def __init__(self, folders: Sequence[Path]):
+        self.folders = tuple(folders)
+        self._files = _scan(self.folders)
+        self._loaded: dict[str, Family] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._files))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, name: str) -> Family:
+        """The family of this name. Raises UsageError, suggesting the nearest name, or naming the broken file."""
+        if name not in self._files:
+            near = difflib.get_close_matches(name, self.names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"families: {', '.join(self.names) or 'none'}"
+            raise UsageError(f"unknown family {name!r}", hint)
+        if name not in self._loaded:
+            self._loaded[name] = _load_family(name, self._files[name])
+        return self._loaded[name]
+
+    def version(self, family: str, number: int) -> Version:
+        """Raises UsageError, listing the versions, if the family lacks this one."""
+        found = self[family]
+        if number not in found.by_number:
+            have = ", ".join(str(version.number) for version in found.versions)
+            raise UsageError(f"{family} has no version {number}", f"it has {have}")
+        return found.by_number[number]
+
+
+def load_catalog(folders: Sequence[Path] = ()) -> Catalog:
+    """All families of kbench and of `folders`, whose families win over kbench's of the same name."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"family folder {folder} is not a folder")
+    return Catalog((kernel_folder(), *(folder.resolve() for folder in folders)))
+
+
+def _scan(folders: Sequence[Path]) -> dict[str, _Files]:
+    found: dict[str, _Files] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*.py")):
+            match = _PAIR.fullmatch(path.name)
+            if match is None or not path.with_suffix(".cu").is_file():
+                continue
+            name, entry = match["name"], found.get(match["name"], _Files())
+            found[name] = (
+                replace(entry, extras=(*entry.extras, path)) if match["extra"] else replace(entry, main=path)
+            )
+    return {name: files for name, files in found.items() if files.main is not None}
+
+
+def _load_family(name: str, files: _Files) -> Family:
+    assert files.main is not None
+    family = _only_family(_load_module(files.main), files.main)
+    if family.name != name:
+        raise UsageError(f"{files.main.name}: the family is named {family.name!r}, the file {name!r}; they must agree")
+    sources = {version.number: str(files.main.with_suffix(".cu")) for version in family.versions}
+    versions = list(family.versions)
+    for path in files.extras:
+        for version in _extra_versions(_load_module(path), path):
+            if version.number in sources:
+                raise UsageError(f"{path.name}: version {version.number} of {name} exists already; choose another number")
+            sources[version.number] = str(path.with_suffix(".cu"))
+            versions.append(version)
+    versions.sort(key=lambda version: version.number)
+    family = replace(family, versions=tuple(versions), sources=sources)
+    _validate(family, files.main)
+    return family
+
+
+def _load_module(path: Path) -> ModuleType:
+    # The name keeps two folders' files apart; the folder is not put on sys.path, a family stands alone.
+    name = f"kbench_families.{path.stem.replace('.', '_')}_{abs(hash(str(path)))}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except KbenchError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{describe_fault(error, path)}") from error
+    return module
+
+
+def describe_fault(error: BaseException, path: Path) -> str:
+    """One line for an exception raised by a family file: file, line, kind and message."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f"{path.name}:{error.lineno}: {error.msg}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    where = f"{path.name}:{lines[-1]}" if lines else path.name
+    return f"{where}: {type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _only_family(module: ModuleType, path: Path) -> Family:
+    families = _objects(module, Family)
+    if len(families) != 1:
+        raise UsageError(f"{path.name} must define exactly one Family, it defines {len(families)}")
+    return families[0]
+
+
+def _extra_versions(module: ModuleType, path: Path) -> tuple[Version, ...]:
+    versions = getattr(module, "versions", None)
+    if not isinstance(versions, tuple | list) or not all(isinstance(version, Version) for version in versions):
+        raise UsageError(f"{path.name} must define `versions`, a tuple of Version")
+    return tuple(versions)
+
+
+def _objects(module: ModuleType, kind: type) -> list[Any]:
+    return [value for value in vars(module).values() if isinstance(value, kind)]
+
+
+def _validate(family: Family, path: Path) -> None:
+    """Raise UsageError for a contract that cannot be used, naming the file."""
+    numbers = [version.number for version in family.versions]
+    if len(set(numbers)) != len(numbers):
+        raise UsageError(f"{path.name}: version numbers {numbers} are not unique")
+    for preset in ("default", "small"):
+        if preset not in family.presets:
+            raise UsageError(f"{path.name}: the presets must include {preset!r}")
+    shapes = [*family.presets.values(), *(shape.sizes for shape in family.check_shapes)]
+    for sizes in shapes:
+        if set(sizes) != set(family.sizes):
+            raise UsageError(f"{path.name}: sizes {dict(sizes)} do not name exactly {', '.join(family.sizes)}")
+        for rule in family.rules:
+            if not rule.holds(Problem(sizes, family.dtypes[0])):
+                raise UsageError(f"{path.name}: sizes {dict(sizes)} break the rule '{rule.text}'")
+    for version in family.versions:
+        unknown = set(version.dtypes) - set(family.dtypes)
+        if unknown:
+            raise UsageError(f"{path.name}: version {version.number} has dtypes that the family lacks: {unknown}")

@@ -1,0 +1,394 @@
+"""The nouns that `dev_kernels/*.py` are written in: Family, Version, Problem, Tensor, and the steps of a plan.
+
+Everything here is data or a pure function of data. A family file imports this module and nothing else of
+kbench; arrays reach it through the arguments of `draw` and `reference`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+Array = Any  # a numpy or cupy array: family code works on either
+
+POWERS_OF_TWO = (32, 64, 128, 256, 512, 1024)  # every power of two from one warp to the largest block
+
+# dtype = how elements are stored, and what a GEMM step computes in. tf32 stores fp32.
+DTYPES = ("fp32", "tf32", "bf16", "fp16")
+STORAGE = {"fp32": "fp32", "tf32": "fp32", "bf16": "bf16", "fp16": "fp16"}
+C_TYPES = {"fp32": "float", "bf16": "__nv_bfloat16", "fp16": "__half", "int32": "int", "uint32": "unsigned int"}
+ITEM_SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "int32": 4, "uint32": 4, "fp64": 8, "uint8": 1}
+# Unit roundoff: half the distance between 1 and the next number of the type.
+UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp64": 2.0**-53}
+
+
+@dataclass(frozen=True)
+class Props:
+    """What a plan may know of the device it runs on. Sizes are bytes."""
+
+    name: str
+    arch: str  # "sm_90"
+    multiprocessors: int
+    threads_per_multiprocessor: int
+    threads_per_block: int
+    shared_per_block: int  # without opt-in
+    shared_per_block_optin: int
+    shared_per_multiprocessor: int
+    registers_per_multiprocessor: int
+    l2_bytes: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes and a dtype. `problem["T"]` is a size."""
+
+    sizes: Mapping[str, int]
+    dtype: str
+
+    def __getitem__(self, name: str) -> int:
+        return self.sizes[name]
+
+    @property
+    def storage(self) -> str:
+        """The type in which tensors are stored: fp32 for tf32."""
+        return STORAGE[self.dtype]
+
+    @property
+    def c_type(self) -> str:
+        """The C++ name of the storage type, to instantiate kernel templates."""
+        return C_TYPES[self.storage]
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={size}" for name, size in self.sizes.items())
+
+
+# ---------------------------------------------------------------------------------------------- tensors
+
+Draw = Callable[[Any, tuple[int, ...], Mapping[str, Array]], Array]
+"""`draw(rng, shape, drawn)`: values for one tensor as a numpy array. `rng` is a numpy Generator, `drawn` holds
+the tensors drawn before it (already rounded to their dtype, as float64), so that one may follow from another."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One array of a problem.
+
+    role: "in" (read only), "out" (written, `=`), "inout" (has a defined start value), "scratch".
+    draw: how values are drawn; needed for "in" and "inout".
+    axes: names of the axes, for reports ("b", "h", "t", "t2").
+    intermediate: an output that only the versions which materialise it have; it is checked where a plan
+        touches it. Every other "out" must be written by every version.
+    unspecified: `unspecified(xp)` gives a boolean array, true where an output may hold anything.
+    exact: copies and integers: the check is bit for bit.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: str
+    axes: tuple[str, ...] = ()
+    draw: Draw | None = None
+    intermediate: bool = False
+    unspecified: Callable[[Any], Array] | None = None
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        if self.role not in ("in", "out", "inout", "scratch"):
+            raise ValueError(f"tensor {self.name}: role {self.role!r} is none of in, out, inout, scratch")
+        if self.role in ("in", "inout") and self.draw is None:
+            raise ValueError(f"tensor {self.name}: role {self.role} needs a `draw`")
+        if self.dtype not in ITEM_SIZES:
+            raise ValueError(f"tensor {self.name}: dtype {self.dtype!r} is none of {', '.join(ITEM_SIZES)}")
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * ITEM_SIZES[self.dtype]
+
+
+def normal(mean: float, spread: float) -> Draw:
+    """Normal values with this mean and standard deviation: activations, weights, gradients."""
+    return lambda rng, shape, drawn: rng.normal(mean, spread, shape)
+
+
+def uniform(low: float, high: float) -> Draw:
+    """Uniform values in [low, high)."""
+    return lambda rng, shape, drawn: rng.uniform(low, high, shape)
+
+
+def integers(low: int, high: int) -> Draw:
+    """Uniform integers in [low, high): token ids, targets."""
+    return lambda rng, shape, drawn: rng.integers(low, high, shape)
+
+
+def derived(function: Callable[[Mapping[str, Array]], Array]) -> Draw:
+    """A tensor that follows from those drawn before it, such as probabilities from logits."""
+    return lambda rng, shape, drawn: function(drawn).reshape(shape)
+
+
+# ---------------------------------------------------------------------------------------------- steps
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor as a kernel argument, from element `offset` on. A plain string means offset 0."""
+
+    tensor: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Launch `kernel` (a C++ name expression such as "softmax_backward7<float, 256>").
+
+    grid, block: up to three dimensions. args: tensor names, Refs, ints and floats, never pointers.
+    shared: dynamic shared memory in bytes.
+    """
+
+    kernel: str
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    args: tuple[str | Ref | int | float, ...]
+    shared: int = 0
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A row-major matrix inside a tensor: `rows` x `cols` as stored, `ld` elements from row to row,
+    `stride` elements from one batch member to the next, first element at `offset`. `transpose` applies
+    when it is read as an operand."""
+
+    tensor: str
+    rows: int
+    cols: int
+    ld: int = 0  # 0 means cols
+    offset: int = 0
+    stride: int = 0
+    transpose: bool = False
+
+    @property
+    def leading(self) -> int:
+        return self.ld or self.cols
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns after the transpose."""
+        return (self.cols, self.rows) if self.transpose else (self.rows, self.cols)
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """out = alpha * op(a) @ op(b) + beta * out, for `batch` members. `compute` is a dtype of DTYPES:
+    "fp32" multiplies in full fp32, "tf32" rounds the operands to 10 mantissa bits."""
+
+    a: Matrix
+    b: Matrix
+    out: Matrix
+    compute: str
+    alpha: float = 1.0
+    beta: float = 0.0
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        (m, k), (k2, n) = self.a.shape, self.b.shape
+        if k != k2 or self.out.shape != (m, n) or self.out.transpose:
+            raise ValueError(f"GEMM shapes do not fit: {self.a.shape} @ {self.b.shape} -> {self.out.shape}")
+
+    @property
+    def mnk(self) -> tuple[int, int, int]:
+        return (*self.out.shape, self.a.shape[1])
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Set `count` elements of a tensor (None: all of it) to `value`."""
+
+    target: Ref
+    value: float = 0.0
+    count: int | None = None
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Copy `count` elements from `source` to `target`, of the same dtype, not overlapping."""
+
+    target: Ref
+    source: Ref
+    count: int
+
+
+Step = Launch | Gemm | Fill | Copy
+
+
+def tensors_of(plan: Sequence[Step]) -> tuple[str, ...]:
+    """Names of the tensors that a plan touches, in order of first use."""
+    names: dict[str, None] = {}
+    for step in plan:
+        if isinstance(step, Launch):
+            touched = [a.tensor if isinstance(a, Ref) else a for a in step.args if isinstance(a, Ref | str)]
+        elif isinstance(step, Gemm):
+            touched = [step.a.tensor, step.b.tensor, step.out.tensor]
+        elif isinstance(step, Copy):
+            touched = [step.source.tensor, step.target.tensor]
+        else:
+            touched = [step.target.tensor]
+        names.update(dict.fromkeys(touched))
+    return tuple(names)
+
+
+def kernels_of(plan: Sequence[Step]) -> tuple[str, ...]:
+    """The name expressions that a plan launches, each once, in order."""
+    return tuple(dict.fromkeys(step.kernel for step in plan if isinstance(step, Launch)))
+
+
+# ---------------------------------------------------------------------------------------------- errors
+
+
+@dataclass(frozen=True)
+class ErrorModel:
+    """Unit roundoffs, for a reference that computes its own error bound.
+
+    storage: of the type that tensors are stored in; gemm: of the type to which a GEMM step rounds its
+    operands (0 where it does not round what is stored already); fp32: of the accumulation.
+    structured: the inputs are constant or patterned, so rounding errors may all have one sign.
+    """
+
+    dtype: str
+    structured: bool = False
+
+    @property
+    def storage(self) -> float:
+        return UNIT_ROUNDOFF[STORAGE[self.dtype]]
+
+    @property
+    def gemm(self) -> float:
+        return UNIT_ROUNDOFF["tf32"] if self.dtype == "tf32" else 0.0
+
+    @property
+    def fp32(self) -> float:
+        return UNIT_ROUNDOFF["fp32"]
+
+    def accumulation(self, terms: int) -> float:
+        """Relative error, per unit of sum|term|, of adding `terms` products in fp32 in any order.
+
+        The worst case grows with n; errors of random sign grow with sqrt(n), and 4 sqrt(n) is passed
+        by one sum in about 16,000 (Higham and Mary, "A New Approach to Probabilistic Rounding Error
+        Analysis", 2019, theorem 2.4, lambda = 4).
+        """
+        terms = max(terms, 1)
+        return self.fp32 * (terms if self.structured else min(terms, 4.0 * math.sqrt(terms)))
+
+
+@dataclass
+class Expected:
+    """What an output must be: `value` in float64, and `bound`, the largest absolute error that a right
+    version may have per element (an array of the same shape, or a scalar). Rounding the result to the
+    output's own type is added by the check and is not part of `bound`."""
+
+    value: Array
+    bound: Array | float = 0.0
+
+
+# ---------------------------------------------------------------------------------------------- families
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition on a problem. `text` is shown when it refuses: "C divisible by NH"."""
+
+    text: str
+    holds: Callable[[Problem], bool]
+
+
+@dataclass(frozen=True)
+class CheckShape:
+    """Sizes that `kbench check` tries, and why. `versions` and `block_sizes` limit it (None: all)."""
+
+    sizes: Mapping[str, int]
+    why: str
+    versions: tuple[int, ...] | None = None
+    block_sizes: tuple[int, ...] | None = None
+
+
+PlanFunction = Callable[[Problem, int, Props], tuple[Step, ...]]
+
+
+@dataclass(frozen=True)
+class Version:
+    """One way of computing the operation.
+
+    plan: `plan(problem, block, props)`, pure. block_sizes: threads per block as launched, never rounded;
+    `fixed` replaces them where a version has exactly one. claims_deterministic: the check proves it.
+    needs, saves: names of intermediates that it reads from, or leaves for, another family.
+    aliases: pairs (input, output) that may be the same memory; checked both ways.
+    scratch: `scratch(problem, block, props)`, tensors of its own. gpu_only: why the emulator cannot run it.
+    arch: "sm_90a" where it needs one exactly.
+    """
+
+    number: int
+    idea: str
+    plan: PlanFunction
+    dtypes: tuple[str, ...]
+    block_sizes: tuple[int, ...] = POWERS_OF_TWO
+    fixed: int | None = None
+    rules: tuple[Rule, ...] = ()
+    needs: tuple[str, ...] = ()
+    saves: tuple[str, ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
+    claims_deterministic: bool = True
+    scratch: Callable[[Problem, int, Props], tuple[Tensor, ...]] | None = None
+    gpu_only: str = ""
+    arch: str = ""
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return (self.fixed,) if self.fixed is not None else self.block_sizes
+
+
+@dataclass(frozen=True)
+class Family:
+    """One operation: its sizes, tensors, reference and versions.
+
+    sizes: name to meaning, in the order in which they are shown. dtypes: the first is the default.
+    presets: "default" (the sizes for a GPU) and "small" (seconds on the emulator).
+    tensors: `tensors(problem)`, in the order in which they are drawn.
+    reference: `reference(problem, inputs, error, xp)`: name of each output to Expected; `inputs` holds the
+        "in" and "inout" tensors as float64 arrays of the values that the kernel sees, after rounding.
+    """
+
+    name: str
+    summary: str
+    sizes: Mapping[str, str]
+    dtypes: tuple[str, ...]
+    presets: Mapping[str, Mapping[str, int]]
+    check_shapes: tuple[CheckShape, ...]
+    tensors: Callable[[Problem], tuple[Tensor, ...]]
+    reference: Callable[[Problem, Mapping[str, Array], ErrorModel, Any], dict[str, Expected]]
+    versions: tuple[Version, ...]
+    rules: tuple[Rule, ...] = ()
+    flops: Callable[[Problem], float] | None = None
+    # Set by the loader, not by family files: where each version's device code stands.
+    sources: Mapping[int, str] = field(default_factory=dict)
+
+    @cached_property
+    def by_number(self) -> dict[int, Version]:
+        return {version.number: version for version in self.versions}
+
+    def refusal(self, version: Version, problem: Problem, block: int) -> str:
+        """Why this version does not take this problem and block size; "" if it does."""
+        if problem.dtype not in version.dtypes:
+            return f"dtype {problem.dtype} is not supported; it has {', '.join(version.dtypes)}"
+        for rule in (*self.rules, *version.rules):
+            if not rule.holds(problem):
+                return f"needs {rule.text} (here {problem})"
+        if block not in version.blocks:
+            kind = "fixed block size" if version.fixed is not None else "block sizes"
+            return f"block size {block} is not supported; {kind} {', '.join(map(str, version.blocks))}"
+        return ""

@@ -1,0 +1,164 @@
+"""What people type: targets, versions, ranges and sizes, turned into data or into a one-line UsageError."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kbench.errors import UsageError
+
+# More values than this in one range is a slip of the keyboard: each value is a row that compiles and runs.
+MAX_VALUES = 1024
+MAX_VERSION = 9999  # version numbers count up from 1 inside one file
+MAX_DIGITS = 15  # 10^15 elements fit no machine, and products of a few such sizes are still exact integers
+
+_NUMBER = re.compile(r"[0-9]+")
+_VERSIONS = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)(?::([0-9]+))?")
+_SIZE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)", re.DOTALL)
+
+VERSIONS_FORM = "write 5, or 1,3-5"
+RANGE_FORM = "write 32..1024 for the powers of two, 32..256:32 for steps of 32, or 32,96,768"
+SIZE_FORM = "write NAME=VALUE, such as --size T=128 --size B=2, or T=128..1024"
+BLOCK_FORM = "give a multiple of 32 from 32 to 1024, such as 256"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A family and some of its versions in rising order; None means all of them."""
+
+    family: str
+    versions: tuple[int, ...] | None = None
+
+
+def parse_targets(arguments: Iterable[str], versions_option: str | None = None) -> list[Target]:
+    """Targets such as "softmax_forward" or "softmax_forward:1,3-5", each family once, in the order given.
+
+    versions_option is what --version said; it applies to every target that names no versions itself.
+    Raises UsageError for a malformed target and for versions given twice.
+    """
+    shared = parse_versions(versions_option) if versions_option is not None else None
+    found: dict[str, tuple[int, ...] | None] = {}
+    for argument in arguments:
+        target = _parse_target(argument)
+        if target.versions is not None and shared is not None:
+            raise UsageError(
+                f"{argument!r} names versions and so does --version {versions_option}", "name them in one place"
+            )
+        versions = target.versions if target.versions is not None else shared
+        known = found.get(target.family, ())
+        # A family without versions means all of them, which swallows any that were named elsewhere.
+        found[target.family] = None if versions is None or known is None else tuple(sorted({*known, *versions}))
+    return [Target(family, versions) for family, versions in found.items()]
+
+
+def parse_versions(text: str) -> tuple[int, ...]:
+    """Version numbers from "5" or "1,3-5", each once, in rising order. Raises UsageError."""
+    numbers: set[int] = set()
+    for part in _parts(text, "version", VERSIONS_FORM):
+        match = _VERSIONS.fullmatch(part)
+        if match is None:
+            raise UsageError(f"cannot read version {part!r}", VERSIONS_FORM)
+        first, last = _integer(match[1]), _integer(match[2] or match[1])
+        if last < first:
+            raise UsageError(f"the versions {part!r} are reversed", f"write {last}-{first}")
+        if first < 1 or last > MAX_VERSION:
+            raise UsageError(f"there is no version {first if first < 1 else last}", f"{VERSIONS_FORM}; they start at 1")
+        numbers.update(range(first, last + 1))
+    return tuple(sorted(numbers))
+
+
+def parse_range(text: str, what: str = "range") -> list[int]:
+    """Numbers from "32..1024" (the powers of two in it), "32..256:32" (steps), "32,96" or a mixture.
+
+    Each number once, in rising order. `what` names the thing in messages. Raises UsageError.
+    """
+    values: set[int] = set()
+    for part in _parts(text, what, RANGE_FORM):
+        values.update(_parse_part(part, what))
+        if len(values) > MAX_VALUES:
+            raise _too_many(text, what)
+    return sorted(values)
+
+
+def parse_sizes(settings: Sequence[str]) -> dict[str, list[int]]:
+    """Sizes from "T=128", "T=256,512" or "T=128..1024"; settings of one name are merged. Raises UsageError."""
+    sizes: dict[str, set[int]] = {}
+    for setting in settings:
+        match = _SIZE.fullmatch(setting.strip())
+        if match is None:
+            raise UsageError(f"cannot read size {setting!r}", SIZE_FORM)
+        name, text = match[1], match[2]
+        if "=" in text:
+            raise UsageError(f"cannot read size {setting!r}", f"one --size for each name: {SIZE_FORM}")
+        values = parse_range(text, f"size {name}")
+        if values[0] < 1:
+            raise UsageError(f"size {name}={values[0]} is not positive", "sizes start at 1")
+        sizes.setdefault(name, set()).update(values)
+    return {name: sorted(values) for name, values in sizes.items()}
+
+
+def parse_block_size(text: str) -> int:
+    """One number of threads per block that CUDA can launch in whole warps. Raises UsageError."""
+    if not _NUMBER.fullmatch(text.strip()):
+        raise UsageError(f"block size {text!r} is not a whole number", BLOCK_FORM)
+    block = _integer(text.strip())
+    if block % 32 or not 32 <= block <= 1024:
+        raise UsageError(f"block size {block} cannot be launched in whole warps of 32", BLOCK_FORM)
+    return block
+
+
+def _parse_target(argument: str) -> Target:
+    family, colon, versions = argument.strip().partition(":")
+    if not family or (colon and not versions.strip()):
+        raise UsageError(f"cannot read target {argument!r}", "write FAMILY or FAMILY:VERSIONS, such as softmax:1,3-5")
+    return Target(family, parse_versions(versions) if colon else None)
+
+
+def _parts(text: str, what: str, form: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise UsageError(f"{what} {text!r} is empty or has an empty part", form)
+    return parts
+
+
+def _parse_part(part: str, what: str) -> Iterable[int]:
+    if _NUMBER.fullmatch(part):
+        return (_integer(part),)
+    match = _RANGE.fullmatch(part)
+    if match is None:
+        negative = re.fullmatch(r"-[0-9]+(\.\..*)?", part)
+        problem = "is negative" if negative else "is neither a whole number nor a range"
+        raise UsageError(f"{what}: {part!r} {problem}", RANGE_FORM)
+    first, last = _integer(match[1]), _integer(match[2])
+    if last < first:
+        raise UsageError(f"{what}: {part!r} is reversed", f"write {last}..{first}")
+    return _steps(part, first, last, match[3], what) if match[3] else _powers_of_two(part, first, last, what)
+
+
+def _steps(part: str, first: int, last: int, step_text: str, what: str) -> range:
+    step = _integer(step_text)
+    if step == 0:
+        raise UsageError(f"{what}: {part!r} has a step of 0", RANGE_FORM)
+    if (last - first) // step >= MAX_VALUES:
+        raise _too_many(part, what)
+    return range(first, last + 1, step)
+
+
+def _powers_of_two(part: str, first: int, last: int, what: str) -> list[int]:
+    powers = [1 << bit for bit in range(last.bit_length()) if first <= 1 << bit <= last]
+    if not powers:
+        raise UsageError(f"{what}: {part!r} holds no power of two", f"write {first}..{last}:1 for every number in it")
+    return powers
+
+
+def _too_many(text: str, what: str) -> UsageError:
+    return UsageError(f"{what}: {text!r} holds more than {MAX_VALUES} values", "narrow it, or take larger steps")
+
+
+def _integer(digits: str) -> int:
+    significant = digits.lstrip("0") or "0"
+    if len(significant) > MAX_DIGITS:
+        raise UsageError(f"{significant[:12]}... ({len(significant)} digits) is too large", "at most 10^15")
+    return int(significant)

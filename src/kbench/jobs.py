@@ -1,0 +1,30 @@
+"""A row that is still to be evaluated."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row to be. purpose: "check" proves only, "time" also times where the device is a GPU."""
+
+    family: str
+    version: int
+    idea: str
+    sizes: dict[str, int]
+    dtype: str
+    block: int
+    purpose: str = "time"
+
+    def command(self, seed: int, device: str, family_dirs: Sequence[str]) -> str:
+        """The command line that repeats this job on the same inputs."""
+        words = ["kbench", "run", self.family, "--version", str(self.version)]
+        for name, size in self.sizes.items():
+            words += ["--size", f"{name}={size}"]
+        words += ["--block-size", str(self.block), "--dtype", self.dtype, "--seed", str(seed), "--device", device]
+        for folder in family_dirs:
+            words += ["--family-dir", folder]
+        return shlex.join(words)

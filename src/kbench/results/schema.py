@@ -1,0 +1,85 @@
+"""One row of results, as it is written to disk and shown in tables.
+
+History of the schema (the first line of a run file holds its number):
+1  first version: header with device, options and command; rows as `Row`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from kbench.errors import Exit
+
+SCHEMA_VERSION = 1
+
+# What became of a row, and the exit status that it stands for.
+STATUSES = {
+    "pass": Exit.OK,
+    "refused": Exit.OK,  # a rule, dtype or block size of the version says no
+    "skipped": Exit.OK,  # this device cannot run it (the emulator, tensor-core instructions)
+    "fail": Exit.WRONG,
+    "invalid": Exit.USAGE,  # it does not compile, or its plan is at fault
+    "unable": Exit.CANNOT,  # too little memory, wrong card
+    "unlaunchable": Exit.CRASHED,  # more threads, registers or shared memory than the device has
+    "crashed": Exit.CRASHED,
+    "hung": Exit.CRASHED,
+}
+
+
+@dataclass
+class Row:
+    """One (family, version, problem, block size) on one device.
+
+    reason: one line, for every status but pass; a passed row may have a note. details: further lines (a located failure, a compiler's log).
+    reproduce: the command that repeats it, on the smallest failing shape.
+    verdict: {"outputs": [{"name", "compared", "wrong", "used" (largest error over bound, or null)}],
+        "deterministic": true/false/null, "judge": "numpy", "launches": n} or None where nothing was checked.
+    measurement: {"median_ms", "low_ms", "high_ms" (95% interval of the median), "q1_ms", "q3_ms",
+        "samples_ms": [...], "warmups": n, "overhead_ms", "note"} or None: always None on the emulator.
+    kernels: [{"name", "grid", "block", "shared", "registers", "static_shared", "local_bytes"}] of the plan.
+    overridden: --rtol/--atol replaced the bound: such a row can never win or be a baseline.
+    seconds: wall time that the row took, of all its parts.
+    """
+
+    family: str
+    version: int
+    idea: str
+    sizes: dict[str, int]
+    dtype: str
+    block: int
+    device: str
+    status: str
+    seed: int
+    reason: str = ""
+    details: list[str] = field(default_factory=list)
+    reproduce: str = ""
+    verdict: dict[str, Any] | None = None
+    measurement: dict[str, Any] | None = None
+    kernels: list[dict[str, Any]] = field(default_factory=list)
+    params: dict[str, int] = field(default_factory=dict)
+    cache_mode: str = "cold"
+    overridden: bool = False
+    seconds: float = 0.0
+
+    @property
+    def exit_status(self) -> Exit:
+        return STATUSES[self.status]
+
+    @property
+    def problem(self) -> str:
+        return " ".join(f"{name}={size}" for name, size in self.sizes.items())
+
+    @property
+    def may_win(self) -> bool:
+        """Proven, timed, and by the family's own bound."""
+        return self.status == "pass" and self.measurement is not None and not self.overridden
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Row:
+        """Read a row written by this or an older schema; unknown keys of a newer one are ignored."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{key: value for key, value in data.items() if key in known})

@@ -1,0 +1,89 @@
+"""A `.cu` with everything it includes: found, hashed, and asked which kernels it defines."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kbench.errors import UsageError
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+_KERNEL = re.compile(r"__global__\s+(?:[\w:]+(?:\s*\([^;{]*?\))?\s+)*?void\s+(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\(")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Device code of one or more versions.
+
+    path: the `.cu`. text: what it holds. includes: files that it includes by quotes, found beside it or in
+    kbench's own dev_kernels, as (name, path, text). digest: changes when any of them changes.
+    """
+
+    path: Path
+    text: str
+    includes: tuple[tuple[str, Path, str], ...]
+
+    @property
+    def digest(self) -> str:
+        digest = hashlib.sha256()
+        for name, text in (("", self.text), *((name, text) for name, _, text in self.includes)):
+            digest.update(f"{name}\0{text}\0".encode())
+        return digest.hexdigest()
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Where the compiler has to look for quoted includes."""
+        return tuple(dict.fromkeys((self.path.parent, *(path.parent for _, path, _ in self.includes))))
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the `__global__` functions defined here, templates without their arguments."""
+        texts = (self.text, *(text for _, _, text in self.includes))
+        return tuple(dict.fromkeys(name for text in texts for name in _KERNEL.findall(_strip_comments(text))))
+
+    def lacks(self, kernels: Iterable[str]) -> str:
+        """A message naming the first of `kernels` that is not defined here; "" if all are."""
+        for kernel in kernels:
+            base = kernel.split("<")[0].split("::")[-1].strip()
+            if base not in self.kernels:
+                near = difflib.get_close_matches(base, self.kernels, n=1)
+                known = f"did you mean {near[0]}?" if near else f"it has {', '.join(self.kernels) or 'none'}"
+                return f"{self.path.name} has no kernel `{base}`, which the plan names as `{kernel}`: {known}"
+        return ""
+
+
+def load_source(path: Path, include_folders: Iterable[Path] = ()) -> Source:
+    """Read a `.cu` and, recursively, what it includes by quotes.
+
+    Raises UsageError if the file cannot be read. An include that is found nowhere is left to the compiler,
+    whose message names the line.
+    """
+    text = _read(path)
+    folders = (path.parent, *include_folders)
+    includes: dict[str, tuple[str, Path, str]] = {}
+    waiting = _INCLUDE.findall(text)
+    while waiting:
+        name = waiting.pop()
+        found = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        if name in includes or found is None:
+            continue
+        includes[name] = (name, found, _read(found))
+        waiting += _INCLUDE.findall(includes[name][2])
+    return Source(path, text, tuple(sorted(includes.values())))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text (byte {error.start})") from error
+
+
+def _strip_comments(text: str) -> str:
+    return re.sub(r"//[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL)

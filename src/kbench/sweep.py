@@ -1,0 +1,158 @@
+"""Benches: which rows a command asks for, and running them in a worker that is replaced when it is lost."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from kbench.device.worker import Worker, WorkerLost
+from kbench.errors import CannotRunError, KernelFault, UsageError
+from kbench.grammar import Target
+from kbench.jobs import Job
+from kbench.results.schema import Row
+
+# A version slower than this is timed at one block size only, unless asked for all: a sweep must stay a matter
+# of seconds, and a kernel this slow is not chosen for its block size.
+SLOW_MS = 100.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every command that runs kernels takes. device: auto, cuda or emulator. time_limit: seconds a launch.
+    full: time slow versions at every block size. workers: CPU threads of the emulator."""
+
+    device: str = "auto"
+    family_dirs: tuple[Path, ...] = ()
+    seed: int | None = None
+    rtol: float | None = None
+    atol: float | None = None
+    time_limit: float = 30.0
+    debug: bool = False
+    full: bool = False
+    workers: int | None = None
+
+
+class Bench:
+    """An open worker with a device. `device_kind` is "cuda" or "emulator", `device` describes it for records."""
+
+    device_kind: str
+    device: dict[str, Any]
+
+    def __init__(self, options: Options, note: Callable[[str], None]):
+        if options.device not in ("auto", "cuda", "emulator"):
+            raise UsageError(f"unknown device {options.device!r}", "devices: auto, cuda, emulator")
+        self.options = options
+        self.seed = options.seed if options.seed is not None else secrets.randbelow(2**31)
+        self._note = note
+        self._worker: Worker | None = None
+
+    def __enter__(self) -> Bench:
+        self.device_kind = self._choose_device()
+        described = self._call({"do": "describe"})
+        self.device = described["device"]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        if kind is None and self._worker is not None:
+            self._worker.close()
+            self._worker = None
+        self._drop_worker()
+
+    def jobs(
+        self,
+        targets: Sequence[Target],
+        *,
+        mode: str,
+        block_sizes: list[int] | None = None,
+        sizes: dict[str, list[int]] | None = None,
+        preset: str | None = None,
+        dtype: str | None = None,
+    ) -> list[Job]:
+        """The rows of a command, in the order in which they run. mode: "run", "check" or "sweep".
+
+        Raises UsageError for an unknown family, version, size, preset or dtype, and for sizes that break a
+        rule of the family.
+        """
+        select = {
+            "targets": [(target.family, None if target.versions is None else list(target.versions)) for target in targets],
+            "mode": mode, "block_sizes": block_sizes, "sizes": sizes or {}, "preset": preset, "dtype": dtype,
+        }  # fmt: skip
+        return [Job(**job) for job in self._call({"do": "jobs", "select": select})]
+
+    def rows(self, jobs: Sequence[Job]) -> Iterator[Row]:
+        """Run the jobs, one row each. A version's failure is its row, never an exception."""
+        self._announce(jobs)
+        slow: set[tuple[str, int, str]] = set()
+        for position, job in enumerate(jobs):
+            key = (job.family, job.version, str(job.sizes))
+            if key in slow and not self.options.full:
+                job = replace(job, purpose="check")
+            row = self._row(job)
+            if self._worker is None:
+                self._announce(jobs[position + 1 :])
+            if key in slow and row.status == "pass" and not self.options.full:
+                row.reason = f"over {SLOW_MS / 1000:g} s a launch: timed at one block size only, --full times all"
+            if row.measurement is not None and row.measurement["median_ms"] > SLOW_MS:
+                slow.add(key)
+            yield row
+
+    # ------------------------------------------------------------------------------------------ worker
+
+    def _choose_device(self) -> str:
+        if self.options.device == "emulator":
+            return "emulator"
+        from kbench.device.cuda.device import probe_gpu
+
+        reason = probe_gpu()
+        if not reason:
+            return "cuda"
+        if self.options.device == "cuda":
+            raise CannotRunError(f"no GPU can be used: {reason}", "run `kbench doctor`, or use --device emulator")
+        self._note(f"no GPU ({reason}): running on the CPU emulator, with the `small` preset")
+        return "emulator"
+
+    def _announce(self, jobs: Sequence[Job]) -> None:
+        if jobs:
+            try:
+                self._call({"do": "announce", "jobs": [asdict(job) for job in jobs]})
+            except WorkerLost:
+                self._worker = None  # the row that caused it will say so
+
+    def _row(self, job: Job) -> Row:
+        try:
+            answer = self._call({"do": "row", "job": asdict(job)})
+        except WorkerLost as lost:
+            self._worker = None
+            return self._lost_row(job, lost.fault)
+        if answer["lost"]:
+            self._drop_worker()
+        return Row.from_dict(answer["row"])
+
+    def _drop_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+    def _lost_row(self, job: Job, fault: KernelFault) -> Row:
+        return Row(
+            job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device_kind, fault.row_status, self.seed,
+            reason=str(fault), details=["the worker process was replaced"],
+            reproduce=job.command(self.seed, self.device_kind, [str(folder) for folder in self.options.family_dirs]),
+        )  # fmt: skip
+
+    def _call(self, request: dict[str, Any]) -> Any:
+        if self._worker is None:
+            self._worker = Worker("kbench.evaluate:serve", self._worker_options(), self._note)
+        return self._worker.call(request)
+
+    def _worker_options(self) -> dict[str, Any]:
+        options = self.options
+        return {
+            "device": self.device_kind, "family_dirs": [str(folder) for folder in options.family_dirs],
+            "seed": self.seed, "rtol": options.rtol, "atol": options.atol, "time_limit": options.time_limit,
+            "workers": options.workers,
+        }  # fmt: skip

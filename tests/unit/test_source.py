@@ -1,0 +1,54 @@
+"""Sources: includes found and hashed, kernels listed, missing kernels named."""
+
+import pytest
+
+from kbench.errors import UsageError
+from kbench.source import load_source
+
+CU = """
+#include "shared.cuh"
+// __global__ void in_a_comment(float*) {}
+template <typename T, int B>
+__global__ void __launch_bounds__(B) softmax(T* out, int n) {}
+__global__ void plain(float* out) {}
+static __global__ __launch_bounds__(256, 2) void bounded(float* out) {}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "x.cu").write_text(CU)
+    (tmp_path / "shared.cuh").write_text('#include "deeper.cuh"\n__global__ void from_header(int) {}\n')
+    (tmp_path / "deeper.cuh").write_text("constexpr int kWarp = 32;\n")
+    return tmp_path
+
+
+def test_kernels_of_the_file_and_its_headers(folder):
+    assert set(load_source(folder / "x.cu").kernels) == {"softmax", "plain", "bounded", "from_header"}
+
+
+def test_the_digest_changes_with_any_included_file(folder):
+    before = load_source(folder / "x.cu").digest
+    (folder / "deeper.cuh").write_text("constexpr int kWarp = 64;\n")
+    assert load_source(folder / "x.cu").digest != before
+
+
+def test_includes_are_also_found_in_other_folders(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("kérnels 測試 x")
+    (other / "y.cu").write_text('#include "shared.cuh"\n')
+    assert "from_header" in load_source(other / "y.cu", (folder,)).kernels
+
+
+def test_a_missing_kernel_is_named_with_the_nearest(folder):
+    source = load_source(folder / "x.cu")
+    assert source.lacks(["softmax<float, 64>", "plain"]) == ""
+    assert "no kernel `softmx`" in source.lacks(["softmx<float, 64>"])
+    assert "did you mean softmax?" in source.lacks(["softmx<float, 64>"])
+
+
+def test_unreadable_files_are_one_line(tmp_path):
+    with pytest.raises(UsageError, match="cannot read"):
+        load_source(tmp_path / "none.cu")
+    (tmp_path / "binary.cu").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        load_source(tmp_path / "binary.cu")
