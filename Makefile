@@ -1,0 +1,83 @@
+# Sets up a virtual environment and runs kbench in it. `make help` lists the targets.
+#
+# PYTHON  the interpreter to start from
+# VENV    where the environment goes; empty means: use PYTHON as it is and install nothing
+# EXTRA   which CUDA packages to install: cuda13, cuda12 or none; found out from the driver if left out
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+PYTEST_ARGS ?=
+
+# Drivers from 580 on run CUDA 13, from 525 on CUDA 12 (the minimum versions of CUDA's release notes).
+DRIVER_EXTRA := $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | \
+	awk -F. 'NR == 1 && $$1 + 0 >= 580 { print "cuda13" } NR == 1 && $$1 + 0 >= 525 && $$1 + 0 < 580 { print "cuda12" }')
+CUDA := $(or $(strip $(EXTRA)),$(DRIVER_EXTRA),none)
+
+# Tests compile every kernel for GPUs, with or without one.
+RUN_EXTRAS := $(if $(filter none,$(CUDA)),,[$(CUDA)])
+TEST_EXTRAS := [dev,$(if $(filter none,$(CUDA)),nvrtc13,$(CUDA))]
+
+ifeq ($(strip $(VENV)),)
+PY := PYTHONPATH=src $(PYTHON)
+RUN_READY :=
+TEST_READY :=
+else
+PY := $(VENV)/bin/python
+# The names hold the extra, so that a machine that got a GPU is set up again.
+RUN_READY := $(VENV)/.ready-run-$(CUDA)
+TEST_READY := $(VENV)/.ready-test-$(CUDA)
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help run sweep test test-all gpu-test lint clean
+
+help:
+	@echo "make run       set up, then: kbench run attention_backward --version 5   (ARGS=... adds options)"
+	@echo "make sweep     set up, then: kbench sweep attention_backward             (ARGS=... adds options)"
+	@echo "make test      set up, then lint and all tests but the slow ones         (PYTEST_ARGS=... for pytest)"
+	@echo "make test-all  the slow ones too"
+	@echo "make gpu-test  only the tests that need a GPU"
+	@echo "make lint      ruff and mypy"
+	@echo "make clean     remove the environment and caches; results/ stays"
+	@echo "With PYTHON=python3 VENV= any target uses that interpreter as it is and installs nothing."
+
+run: $(RUN_READY)
+	$(PY) -m kbench run attention_backward --version 5 $(ARGS)
+
+sweep: $(RUN_READY)
+	$(PY) -m kbench sweep attention_backward $(ARGS)
+
+test: lint
+	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-all: lint
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+gpu-test: $(TEST_READY)
+	$(PY) -m pytest tests/gpu $(PYTEST_ARGS)
+
+lint: $(TEST_READY)
+	$(PY) -m ruff check
+	$(PY) -m mypy
+
+clean:
+	rm -rf $(if $(strip $(VENV)),"$(VENV)") build dist .mypy_cache .pytest_cache .ruff_cache
+	find src tests dev_kernels -name __pycache__ -type d -prune -exec rm -rf {} +
+
+ifneq ($(strip $(VENV)),)
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: kbench needs Python 3.11 or later; say which with PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv "$(VENV)" || { rm -rf "$(VENV)"; \
+	  echo "make: no virtual environment could be made; Debian and Ubuntu need: apt install python3-venv" >&2; exit 1; }
+
+$(RUN_READY): WITH := $(RUN_EXTRAS)
+$(TEST_READY): WITH := $(TEST_EXTRAS)
+$(RUN_READY) $(TEST_READY): pyproject.toml | $(VENV)/bin/python
+	@echo "setting up $(VENV) with kbench$(WITH)" >&2
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.$(WITH)' || { \
+	  echo "make: pip could not install kbench$(WITH), its message is above: check the network, or use an interpreter" >&2; \
+	  echo "      that has the packages already: make $(firstword $(MAKECMDGOALS)) PYTHON=python3 VENV=" >&2; exit 1; }
+	@touch $@
+endif
