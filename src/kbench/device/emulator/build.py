@@ -1,0 +1,152 @@
+"""Compiling for the emulator: its runtime library, once per machine, and kernels, once per source."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+import subprocess
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from kbench.device.emulator import cache
+from kbench.device.emulator.compiler import Compiler, find_compiler
+from kbench.device.emulator.translate import TRAILER, write_translation
+from kbench.errors import CannotRunError, CompileError
+from kbench.source import Source
+
+__all__ = ["KERNEL_OPTIONS", "build_kernels", "build_runtime", "find_compiler"]
+
+_HERE = Path(__file__).parent
+_INCLUDE = _HERE / "include"
+_SIGNATURE = _HERE.parent / "signature.h"
+
+RUNTIME_OPTIONS = ("-O2", "-pthread")
+# -O1: kernels are compiled more often than they run for long; -O2 saves less time than it takes to compile.
+KERNEL_OPTIONS = ("-O1", "-DKBENCH_EMULATOR=1", "-w")
+
+_ERROR = re.compile(r"^(?P<file>.+?):(?P<line>\d+)(?::\d+)?:\s*(?:fatal )?error:\s*(?P<text>.*)$", re.MULTILINE)
+_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+
+@functools.cache
+def _runtime_text() -> tuple[str, ...]:
+    """All that goes into the runtime: its sources and the header that it shares with kernels."""
+    return tuple(_named_text(path) for path in sorted([*_HERE.glob("*.cpp"), *_HERE.glob("*.h"), _INCLUDE / "abi.h"]))
+
+
+@functools.cache
+def _headers_text() -> tuple[str, ...]:
+    """All that goes into a kernel module apart from the user's source."""
+    return tuple(_named_text(path) for path in [*sorted(p for p in _INCLUDE.rglob("*") if p.is_file()), _SIGNATURE])
+
+
+def _named_text(path: Path) -> str:
+    return f"{path.name}\n{path.read_text(encoding='utf-8')}"
+
+
+def build_runtime() -> Path:
+    """The emulator's runtime library."""
+    compiler = find_compiler()
+    key = cache.key_of([*_identity(compiler), *RUNTIME_OPTIONS, *_runtime_text()])
+    name = f"libkbench-emulator-{key}.so"
+    with _locks[name]:
+        return cache.library(name, lambda path: _make_runtime(compiler, path))
+
+
+def build_kernels(source: Source, kernels: Sequence[str]) -> Path:
+    """A library that exports `kernels`, which are C++ name expressions, as emu_kernel_0, emu_kernel_1, ...
+
+    Raises CompileError, whose message names the user's file and line.
+    """
+    missing = source.lacks(kernels)
+    if missing:
+        raise CompileError(missing)
+    compiler = find_compiler()
+    runtime = build_runtime()
+    includes = [str(path) for _, path, _ in source.includes]
+    places = (str(source.path), *includes)  # they stand in the debug information
+    key = cache.key_of(
+        [*_identity(compiler), *KERNEL_OPTIONS, *_headers_text(), runtime.name, *places, source.digest, *kernels]
+    )
+    name = f"{source.path.stem}-{key}.so"
+    with _locks[name]:
+        return cache.library(name, lambda path: _make_kernels(compiler, source, kernels, runtime, path))
+
+
+def _identity(compiler: Compiler) -> tuple[str, ...]:
+    return (platform.machine(), *compiler.command, compiler.version, *compiler.options)
+
+
+def _make_runtime(compiler: Compiler, path: Path) -> None:
+    sources = sorted(_HERE.glob("*.cpp"))
+    objects = [path.with_name(source.name + ".o") for source in sources]
+    command = [*compiler.command, *compiler.options, *RUNTIME_OPTIONS]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        tasks = [
+            pool.submit(_run, [*command, "-c", str(source), "-o", str(made)])
+            for source, made in zip(sources, objects, strict=True)
+        ]
+        logs = [task.result() for task in tasks]
+    if not any(logs):
+        logs.append(_run([*command, "-shared", f"-Wl,-soname,{path.name}", *map(str, objects), "-o", str(path)]))
+    failed = next((log for log in logs if log), "")
+    if failed:
+        raise CompileError(f"the emulator's runtime does not compile with {compiler}: {_first_line(failed)}", failed)
+
+
+def _make_kernels(compiler: Compiler, source: Source, kernels: Sequence[str], runtime: Path, path: Path) -> None:
+    main = write_translation(source, kernels, path.parent)
+    folders = [f"-I{folder}" for folder in (_INCLUDE, *source.folders)]
+    options = [*compiler.options, *KERNEL_OPTIONS, *folders, "-include", str(_INCLUDE / "cuda_emulator.h")]
+    # The runtime is named, and found again by its soname: already loaded, wherever the cache has moved to since.
+    libraries = ["-shared", "-Wl,-z,defs", str(runtime)]
+    failed = _run([*compiler.command, *options, str(main), *libraries, "-o", str(path)])
+    if failed:
+        raise CompileError(_summary(source, kernels, failed), failed)
+
+
+def _run(command: list[str]) -> str:
+    """Run the compiler; returns what it wrote if it failed, else "". Python's other threads go on meanwhile."""
+    environment = os.environ | {"LC_ALL": "C"}  # messages are searched for "error:"
+    for variable in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):
+        environment.setdefault(variable, str(cache.folder() / "zig"))
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
+    except OSError as error:
+        raise CannotRunError(f"the compiler {command[0]} cannot be started: {error.strerror}") from error
+    if done.returncode == 0:
+        return ""
+    return done.stderr.strip() or f"{command[0]} ended with status {done.returncode} and no message"
+
+
+def _summary(source: Source, kernels: Sequence[str], log: str) -> str:
+    """One line: the first error, with the user's file and line."""
+    errors = list(_ERROR.finditer(log))
+    own = {str(source.path), *(str(path) for _, path, _ in source.includes)}
+    error = next((e for e in errors if e["file"] in own), None)
+    if error:
+        return f"{error['file']}:{error['line']}: {error['text']}"
+    named = next((e for e in errors if e["file"] == TRAILER), None)
+    if named:
+        kernel = kernels[int(named["line"]) - 1]
+        return f"{source.path.name}: kernel `{kernel}`, which the plan names, cannot be instantiated: {named['text']}"
+    if errors:
+        place = _user_of_header(log, own)
+        return f"{place or source.path}: {errors[0]['text']}"
+    return f"{source.path.name} does not compile: {_first_line(log)}"
+
+
+def _user_of_header(log: str, own: set[str]) -> str:
+    """The user's line from which an error inside a header was reached."""
+    places = "|".join(re.escape(path) for path in own)
+    found = re.search(rf"(?:{places}):\d+", log)
+    return found[0] if found else ""
+
+
+def _first_line(log: str) -> str:
+    return next((line.strip() for line in log.splitlines() if "error" in line), log.splitlines()[0].strip())

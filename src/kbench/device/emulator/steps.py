@@ -1,0 +1,123 @@
+"""GEMM, Fill and Copy steps on the CPU, in numpy, on the memory of buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from kbench.device.base import Buffer
+from kbench.device.dtypes import numpy_dtype
+from kbench.errors import LaunchRefused
+from kbench.family import STORAGE, Array, Copy, Fill, Gemm, Matrix, Ref, Tensor
+
+_TF32_DROPPED = 13  # of fp32's 23 mantissa bits; 10 stay
+
+
+def check_step(step: Gemm | Fill | Copy, tensors: Mapping[str, Tensor]) -> None:
+    """Raises LaunchRefused where a step reaches outside a tensor or mixes types."""
+    if isinstance(step, Gemm):
+        for matrix in (step.a, step.b, step.out):
+            _check_matrix(matrix, step.batch, tensors)
+    elif isinstance(step, Fill):
+        _known("Fill", step.target.tensor, tensors)
+        _check_range("Fill", step.target, fill_count(step, tensors), tensors)
+    else:
+        _check_range("Copy", step.target, step.count, tensors)
+        _check_range("Copy", step.source, step.count, tensors)
+        to, source = tensors[step.target.tensor], tensors[step.source.tensor]
+        if to.dtype != source.dtype:
+            raise LaunchRefused(f"Copy from {source.name} ({source.dtype}) to {to.name} ({to.dtype}): the types differ")
+
+
+def run_step(step: Gemm | Fill | Copy, buffers: Mapping[str, Buffer]) -> None:
+    """Do what a step says. It has been checked."""
+    if isinstance(step, Gemm):
+        _gemm(step, buffers)
+    elif isinstance(step, Fill):
+        tensors = {name: buffer.tensor for name, buffer in buffers.items()}
+        _elements(buffers, step.target, fill_count(step, tensors))[...] = step.value
+    else:
+        _elements(buffers, step.target, step.count)[...] = _elements(buffers, step.source, step.count)
+
+
+def fill_count(step: Fill, tensors: Mapping[str, Tensor]) -> int:
+    """How many elements a Fill sets."""
+    return tensors[step.target.tensor].count - step.target.offset if step.count is None else step.count
+
+
+def round_to_tf32(values: Array) -> Array:
+    """float32 values rounded to 10 mantissa bits, to nearest, ties to even; NaN and infinity stay."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    half = np.uint32((1 << (_TF32_DROPPED - 1)) - 1)
+    is_odd = (bits >> np.uint32(_TF32_DROPPED)) & np.uint32(1)
+    kept = np.uint32(0xFFFFFFFF << _TF32_DROPPED & 0xFFFFFFFF)
+    rounded = ((bits + half + is_odd) & kept).view(np.float32)
+    return np.where(np.isfinite(values), rounded, values)
+
+
+def _gemm(step: Gemm, buffers: Mapping[str, Buffer]) -> None:
+    out = _view(step.out, step.batch, buffers)
+    with np.errstate(all="ignore"):  # a kernel's NaN is for the check to find, not for numpy to warn of
+        product = np.matmul(_operand(step.a, step, buffers), _operand(step.b, step, buffers), dtype=np.float32)
+        if step.alpha != 1.0:
+            product *= np.float32(step.alpha)
+        if step.beta != 0.0:  # with beta 0 the output is not read: it may be a NaN
+            product += np.float32(step.beta) * out.astype(np.float32)
+        out[...] = product.astype(out.dtype)
+
+
+def _operand(matrix: Matrix, step: Gemm, buffers: Mapping[str, Buffer]) -> Array:
+    """The matrix in float32 as the multiplication sees it, transposed where asked."""
+    stored = _view(matrix, step.batch, buffers)
+    if step.compute in ("bf16", "fp16"):  # operands are of that type, whatever they were stored in
+        stored = stored.astype(numpy_dtype(STORAGE[step.compute]))
+    values = stored.astype(np.float32)
+    if step.compute == "tf32":
+        values = round_to_tf32(values)
+    return values.swapaxes(-1, -2) if matrix.transpose else values
+
+
+def _view(matrix: Matrix, batch: int, buffers: Mapping[str, Buffer]) -> Array:
+    """All members of a batch as one array (batch, rows, cols) that shares the buffer's memory."""
+    flat = buffers[matrix.tensor].array.reshape(-1)
+    size = flat.itemsize
+    return as_strided(
+        flat[matrix.offset :],
+        shape=(batch, matrix.rows, matrix.cols),
+        strides=(matrix.stride * size, matrix.leading * size, size),
+    )
+
+
+def _elements(buffers: Mapping[str, Buffer], ref: Ref, count: int) -> Array:
+    return buffers[ref.tensor].array.reshape(-1)[ref.offset : ref.offset + count]
+
+
+def _check_matrix(matrix: Matrix, batch: int, tensors: Mapping[str, Tensor]) -> None:
+    tensor = _known("Gemm", matrix.tensor, tensors)
+    smallest = min(matrix.rows, matrix.cols, batch, matrix.offset, matrix.stride)
+    if smallest < 0 or matrix.leading < matrix.cols:
+        raise LaunchRefused(f"Gemm: {matrix} has a negative size, or rows that overlap")
+    if not (matrix.rows and matrix.cols and batch):
+        return
+    last = matrix.offset + (batch - 1) * matrix.stride + (matrix.rows - 1) * matrix.leading + matrix.cols
+    if last > tensor.count:
+        raise LaunchRefused(
+            f"Gemm reaches element {last - 1} of tensor {tensor.name}, which has {tensor.count} elements ({matrix})"
+        )
+
+
+def _check_range(what: str, ref: Ref, count: int, tensors: Mapping[str, Tensor]) -> None:
+    tensor = _known(what, ref.tensor, tensors)
+    first, last = ref.offset, ref.offset + count - 1
+    if first < 0 or count < 0 or last >= tensor.count:
+        raise LaunchRefused(
+            f"{what} reaches elements {first} to {last} of tensor {tensor.name}, which has {tensor.count} elements"
+        )
+
+
+def _known(what: str, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    if name not in tensors:
+        raise LaunchRefused(f"{what}: the family has no tensor {name!r}; it has {', '.join(tensors)}")
+    return tensors[name]

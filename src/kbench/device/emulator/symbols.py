@@ -1,0 +1,50 @@
+"""From code addresses to lines of the user's source."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+log = logging.getLogger("kbench.emulator")
+
+_PLACE = re.compile(r"^(?P<file>.*):(?P<line>\d+)(?: \(discriminator \d+\))?$")
+# Any of them reads the debug information and lists inlined frames, innermost first, in the same way.
+_TOOLS = ("addr2line", "llvm-addr2line", "eu-addr2line")
+
+
+def locate(library: Path, addresses: Sequence[int], files: Sequence[str]) -> str:
+    """ "file.cu:LINE" of the innermost frame that lies in one of `files` (names without folders); "" if unknown.
+
+    addresses: relative to the library, innermost first; frames of the emulator's own headers are skipped.
+    """
+    for file, line in _frames(library, tuple(addresses)):
+        if file in files:
+            return f"{file}:{line}"
+    return ""
+
+
+@lru_cache(maxsize=256)
+def _frames(library: Path, addresses: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
+    tool = _tool()
+    if not addresses or not tool:
+        return ()
+    command = [tool, "-e", str(library), "-i", *map(hex, addresses)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    places = (_PLACE.match(line) for line in done.stdout.splitlines())
+    return tuple((Path(place["file"]).name, int(place["line"])) for place in places if place and int(place["line"]))
+
+
+@lru_cache(maxsize=1)
+def _tool() -> str:
+    found = next((path for path in map(shutil.which, _TOOLS) if path), "")
+    if not found:
+        log.warning("no addr2line here, so some faults are reported without their line: install the package binutils")
+    return found

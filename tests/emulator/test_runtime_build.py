@@ -1,0 +1,291 @@
+"""Compiling: messages that name the user's line, and a cache that survives what happens to caches."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runtime_support import needs_compiler
+
+from kbench.device.emulator import cache
+from kbench.device.emulator.build import build_kernels, find_compiler
+from kbench.device.emulator.device import EmulatorDevice
+from kbench.errors import CannotRunError, CompileError, Exit
+from kbench.family import Launch, Tensor
+from kbench.source import load_source
+
+pytestmark = needs_compiler
+
+GOOD = "__global__ void set(int* out, int value) { out[threadIdx.x] = value; }\n"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels go to a cache of the test's own; what was found out about the machine is asked again."""
+    runtimes = list(cache.folder().glob("libkbench-emulator-*.so"))
+    monkeypatch.setenv("KBENCH_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache" / "emulator").mkdir(parents=True)
+    for runtime in runtimes:  # the runtime takes seconds to compile
+        (tmp_path / "cache" / "emulator" / runtime.name).write_bytes(runtime.read_bytes())
+    for function in (cache.folder, find_compiler):
+        function.cache_clear()
+    yield
+    monkeypatch.undo()
+    for function in (cache.folder, find_compiler):
+        function.cache_clear()
+
+
+def write(folder: Path, text: str, name: str = "user file.cu") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def compile_error(path: Path, *kernels: str) -> CompileError:
+    with pytest.raises(CompileError) as caught:
+        build_kernels(load_source(path), kernels)
+    assert "\n" not in caught.value.message
+    assert caught.value.exit_status == Exit.USAGE
+    return caught.value
+
+
+def cached(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "emulator").glob("user*.so"))
+
+
+# ------------------------------------------------------------------------------------------------ messages
+
+
+def test_syntax_error_has_the_users_file_and_line(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + "\n__global__ void bad(int* out) {\n    out[0] = 1\n}\n")
+    error = compile_error(path, "set")
+    assert error.message.startswith(f"{path}:") and "expected" in error.message
+    assert error.message.split(":")[1] in ("4", "5")  # compilers differ on which side the semicolon is missing
+    assert "out[0] = 1" in error.log
+
+
+def test_error_inside_an_include(tmp_path: Path) -> None:
+    header = write(tmp_path, "// first line\n__device__ int broken() { return missing; }\n", "part.cuh")
+    path = write(tmp_path, '#include "part.cuh"\n' + GOOD)
+    assert compile_error(path, "set").message.startswith(f"{header}:2:")
+
+
+def test_missing_include(tmp_path: Path) -> None:
+    path = write(tmp_path, '\n#include "nowhere.cuh"\n' + GOOD)
+    message = compile_error(path, "set").message
+    assert message.startswith(f"{path}:2:") and "nowhere.cuh" in message
+
+
+def test_missing_kernel_is_named_before_compiling(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    assert "has no kernel `sett`" in compile_error(path, "sett").message
+    assert not cached(tmp_path)
+
+
+def test_kernel_name_that_does_not_instantiate(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + "template <int N> __global__ void many(int* out) { out[0] = N; }\n")
+    message = compile_error(path, "set", "many<float>").message
+    assert "`many<float>`" in message and path.name in message
+
+
+def test_error_inside_an_instantiation(tmp_path: Path) -> None:
+    path = write(tmp_path, "template <class T> __global__ void fill(T* out) {\n    out[0] = T::nothing;\n}\n")
+    assert compile_error(path, "fill<float>").message.startswith(f"{path}:2:")
+
+
+# ------------------------------------------------------------------------------------------------ translation
+
+
+def test_forms_of_dynamic_shared_memory(tmp_path: Path) -> None:
+    forms = [
+        "extern __shared__ float a[];",
+        "extern __shared__ __align__(16) unsigned char a[];",
+        "extern __shared__ __align__(sizeof(int) * 4) unsigned char a[];",
+        "extern __shared__ alignas(16) float4 a[];",
+        "extern  __shared__\n    float a [ ] ;",
+        "extern __shared__ unsigned long long a[];",
+        "extern volatile __shared__ int a[];",
+        "extern __shared__ Pair<int, float> a[];",
+    ]
+    kernels = "".join(
+        f"__global__ void k{i}(int* out) {{ {form} out[0] = sizeof(a[0]); }}\n" for i, form in enumerate(forms)
+    )
+    text = "template <class A, class B> struct Pair { A a; B b; };\n" + kernels + "#error line check\n"
+    path = write(tmp_path, text)
+    lines = text.count("\n")
+    error = compile_error(path, "k0")
+    assert error.message.startswith(f"{path}:{lines}:"), error.log  # nothing else is wrong, and lines have not moved
+
+
+def test_dynamic_shared_memory_declared_outside_of_functions(tmp_path: Path) -> None:
+    text = """
+    namespace n { extern "C" { // a brace in a comment: {
+    extern __shared__ char raw[];
+    } }
+    extern __shared__ float typed[];
+    __device__ float first(const float* values) { return values[0]; }
+    __global__ void set(int* out, int value) {
+        typed[threadIdx.x] = value;
+        __syncthreads();
+        float* same = (float*)n::raw;
+        *(typed + threadIdx.x) += 1;
+        out[threadIdx.x] = same[threadIdx.x] - first(typed) + *typed + ('{' - '{');
+    }
+    """
+    path = write(tmp_path, text)
+    device = EmulatorDevice()
+    module = device.build(load_source(path), ["set"])
+    out = Tensor("out", (32,), "int32", "out")
+    buffer = device.alloc(out)
+    step = Launch("set", (1,), (32,), ("out", 6), 128)
+    device.enqueue(device.bind(device.prepare([step], module, [out]), {"out": buffer}))
+    assert buffer.array.tolist() == [7] * 32
+    device.free(buffer)
+
+
+def test_dynamic_shared_memory_in_an_include(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    write(tmp_path, "__device__ float* scratch() { extern __shared__ float s[]; return s; }\n", "sub/part.cuh")
+    path = write(
+        tmp_path,
+        '#include "sub/part.cuh"\n__global__ void use(float* out) { scratch()[0] = 1; out[0] = scratch()[0]; }\n',
+    )
+    assert build_kernels(load_source(path), ["use"]).exists()
+
+
+# ------------------------------------------------------------------------------------------------ cache
+
+SCRIPT = """
+import logging, sys
+from pathlib import Path
+import numpy as np
+from kbench.device.emulator.device import EmulatorDevice
+from kbench.family import Launch, Tensor
+from kbench.source import load_source
+device = EmulatorDevice()
+module = device.build(load_source(Path(sys.argv[1])), ["set"])
+out = Tensor("out", (32,), "int32", "out")
+buffer = device.alloc(out)
+device.enqueue(device.bind(device.prepare([Launch("set", (1,), (32,), ("out", 7))], module, [out]), {"out": buffer}))
+print(int(buffer.array.sum()))
+"""
+
+
+def start(path: Path, **environment: str) -> subprocess.Popen[str]:
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=variables,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (0, f"{32 * 7}\n"), err
+    return err
+
+
+def test_two_processes_at_once_share_one_library(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    processes = [start(path) for _ in range(4)]
+    assert [finish(process) for process in processes] == [""] * 4
+    assert len(cached(tmp_path)) == 1
+    assert not [p for p in (tmp_path / "cache" / "emulator").iterdir() if p.name.startswith(".")]  # no leftovers
+
+
+def test_two_threads_at_once_compile_once(tmp_path: Path) -> None:
+    source = load_source(write(tmp_path, GOOD))
+    device = EmulatorDevice()
+    modules: list[object] = []
+    threads = [threading.Thread(target=lambda: modules.append(device.build(source, ["set"]))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(modules) == 4 and len({id(module) for module in modules}) == 1
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:5000] + b"\x55" * 64 + b[5064:]]
+)
+def test_a_damaged_library_is_compiled_again_with_a_warning(tmp_path: Path, spoil) -> None:
+    path = write(tmp_path, GOOD)
+    assert finish(start(path)) == ""
+    library = cached(tmp_path)[0]
+    library.write_bytes(spoil(library.read_bytes()))
+    assert f"{library.name} in the cache is damaged: compiling it again" in finish(start(path))
+    assert finish(start(path)) == ""
+
+
+def test_a_library_that_does_not_load_is_compiled_again(tmp_path: Path) -> None:
+    """Whole, but not for this machine: as after moving a cache between computers."""
+    path = write(tmp_path, GOOD)
+    finish(start(path))
+    library = cached(tmp_path)[0]
+    library.unlink()
+
+    def make(fresh: Path) -> None:
+        fresh.write_bytes(b"\x7fELF of another kind")
+
+    cache.library(library.name, make)
+    assert "cannot be loaded" in finish(start(path))
+    assert finish(start(path)) == ""
+
+
+def test_an_unwritable_cache_is_no_obstacle(tmp_path: Path) -> None:
+    blocked = write(tmp_path, "not a folder", "file")
+    errors = finish(start(write(tmp_path, GOOD), KBENCH_CACHE=str(blocked)))
+    assert "cannot be written" in errors
+
+
+def test_what_goes_into_a_library_decides_its_name(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    first = build_kernels(load_source(path), ["set"])
+    assert build_kernels(load_source(path), ["set"]) == first
+    path.write_text(GOOD + "// changed\n")
+    assert build_kernels(load_source(path), ["set"]) != first
+    part = write(tmp_path, "// one\n", "part.cuh")
+    path.write_text('#include "part.cuh"\n' + GOOD)
+    second = build_kernels(load_source(path), ["set"])
+    part.write_text("// two\n")
+    assert build_kernels(load_source(path), ["set"]) != second
+
+
+# ------------------------------------------------------------------------------------------------ compilers
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("KBENCH_CXX", "CXX"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CannotRunError) as caught:
+        find_compiler()
+    assert "apt install g++" in str(caught.value) and "pip install 'kbench[compiler]'" in str(caught.value)
+    assert caught.value.exit_status == Exit.CANNOT
+
+
+@pytest.mark.parametrize("variable", ["KBENCH_CXX", "CXX"])
+def test_a_named_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.delenv("KBENCH_CXX", raising=False)
+    monkeypatch.setenv(variable, "no-such-compiler -x")
+    with pytest.raises(CannotRunError, match=rf"`no-such-compiler` that \${variable} names"):
+        find_compiler()
+
+
+def test_a_named_compiler_is_taken_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KBENCH_CXX", raising=False)
+    found = find_compiler()
+    if len(found.command) != 1:
+        pytest.skip("the compiler found is not one program")
+    find_compiler.cache_clear()
+    monkeypatch.setenv("KBENCH_CXX", f"{found.command[0]} -DSOMETHING=1")
+    assert find_compiler().command == (found.command[0], "-DSOMETHING=1")
