@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kbench.errors import LaunchRefused
 from kbench.family import Ref, Tensor
 
 _FLOATS = {"f": ctypes.c_float, "d": ctypes.c_double}
-_INTEGERS = {
+_INTEGERS: dict[str, Any] = {
     "i": ctypes.c_int32,
     "u": ctypes.c_uint32,
     "l": ctypes.c_int64,
@@ -58,7 +59,7 @@ def typed_arguments(
     args: Sequence[str | Ref | int | float],
     tensors: Sequence[Tensor],
     address: Callable[[Ref], int],
-) -> list[ctypes._SimpleCData]:
+) -> list[Any]:
     """One ctypes value per parameter; pointers are c_void_p of `address(ref)`.
 
     Raises LaunchRefused, naming the kernel and the parameter, when the count, the kind, the range or the
@@ -66,7 +67,8 @@ def typed_arguments(
     """
     if len(args) != len(parameters):
         raise LaunchRefused(
-            f"kernel {kernel} takes {len(parameters)} arguments ({', '.join(map(str, parameters))}), the plan passes {len(args)}"
+            f"kernel {kernel} takes {len(parameters)} arguments ({', '.join(map(str, parameters))}),"
+            f" the plan passes {len(args)}"
         )
     dtypes = {tensor.name: tensor for tensor in tensors}
     return [
@@ -75,7 +77,13 @@ def typed_arguments(
     ]
 
 
-def _typed(where, parameter, arg, tensors, address):  # type: ignore[no-untyped-def]
+def _typed(
+    where: str,
+    parameter: Parameter,
+    arg: str | Ref | int | float,
+    tensors: dict[str, Tensor],
+    address: Callable[[Ref], int],
+) -> Any:
     if isinstance(arg, str | Ref):
         ref = Ref(arg) if isinstance(arg, str) else arg
         return ctypes.c_void_p(address(_checked_ref(where, parameter, ref, tensors)))

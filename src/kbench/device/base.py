@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,7 @@ class KernelInfo:
     static_shared: int | None = None
     local_bytes: int | None = None  # per thread: spills and stack arrays
     max_threads: int | None = None  # per block, as compiled
+    spill_bytes: int | None = None  # stores and loads of spilled registers in the code, as ptxas counts them
 
 
 @dataclass
@@ -77,6 +79,10 @@ class Device(ABC):
     xp: Any  # numpy or cupy
     # Orders of threads and blocks that a check runs; the GPU has its own and only one.
     schedules: tuple[str, ...] = ("",)
+
+    def activate(self) -> AbstractContextManager[Any]:
+        """Array operations of `xp` inside the block run on this device, in order with its own work."""
+        return nullcontext()
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -129,5 +135,6 @@ class Device(ABC):
     def synchronize(self) -> None:
         """Wait for all work; raises KernelFault if any of it failed."""
 
+    @abstractmethod
     def close(self) -> None:
         """Give everything back."""

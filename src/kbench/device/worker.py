@@ -88,7 +88,8 @@ class Worker:
         while True:
             if not self._pipe.poll(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 self.kill()
-                raise WorkerLost(KernelFault("timeout", f"{doing} did not end within its time limit", context_lost=True))
+                late = KernelFault("timeout", f"{doing} did not end within its time limit", context_lost=True)
+                raise WorkerLost(late)
             message: Message = json.loads(self._pipe.recv_bytes())
             if "note" in message:
                 self._note(message["note"])
@@ -104,7 +105,8 @@ class Worker:
         code = self._process.wait()
         if code < 0:
             with contextlib.suppress(ValueError):
-                return KernelFault("died", f"the worker process was ended by {signal.Signals(-code).name}", context_lost=True)
+                name = signal.Signals(-code).name
+                return KernelFault("died", f"the worker process was ended by {name}", context_lost=True)
         return KernelFault("died", f"the worker process ended with status {code}", context_lost=True)
 
     def kill(self) -> None:
@@ -174,7 +176,11 @@ def _encode_error(error: BaseException) -> Message:
 
 
 class WorkerError(Exception):
-    """An exception in the child that is nobody's input error: a fault of kbench. Its text is the child's traceback."""
+    """An exception in the child that is nobody's input error: a fault of kbench. `trace` is the child's traceback."""
+
+    def __init__(self, trace: str):
+        super().__init__(trace.strip().splitlines()[-1])
+        self.trace = trace
 
 
 def _decode_error(encoded: Message) -> Exception:

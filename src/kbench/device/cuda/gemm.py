@@ -1,0 +1,283 @@
+"""GEMM steps through cuBLASLt, which can be captured into a CUDA graph (CuPy's own cuBLAS calls cannot).
+
+cuBLASLt thinks in column-major matrices. A row-major rows x cols matrix *is* the column-major cols x rows matrix of
+the same leading dimension, its transpose. So out = op(a) op(b) in rows is out' = op(b)' op(a)' in columns: the
+operands change places, and each keeps its own transpose flag.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from kbench.device.cuda.steps import Address, Runner, raise_if_lost, tensors_by_name
+from kbench.errors import CannotRunError, LaunchRefused
+from kbench.family import ITEM_SIZES, Gemm, Matrix, Tensor
+
+# What a dtype's GEMM multiplies: operand storage, and the name of cuBLAS's compute type. All add up in fp32.
+_COMPUTE = {
+    "fp32": ("fp32", "COMPUTE_32F"),
+    "tf32": ("fp32", "COMPUTE_32F_FAST_TF32"),
+    "bf16": ("bf16", "COMPUTE_32F"),
+    "fp16": ("fp16", "COMPUTE_32F"),
+}
+_TYPES = {"fp32": "CUDA_R_32F", "bf16": "CUDA_R_16BF", "fp16": "CUDA_R_16F"}
+
+# Every tensor starts at a multiple of this (cudaMalloc promises as much, and `CudaDevice.alloc` keeps it).
+BASE_ALIGNMENT = 256
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One matrix of a GEMM as cuBLASLt sees it. Sizes in elements, offset and alignment in bytes."""
+
+    tensor: str
+    dtype: str
+    rows: int  # column-major: the row-major matrix's columns
+    cols: int
+    ld: int
+    stride: int
+    offset: int
+    alignment: int
+    transpose: bool
+    span: int  # bytes from the first element to behind the last one, all batch members included
+
+
+class CublasLt:
+    """The library and a handle. Raises CannotRunError where it is missing."""
+
+    def __init__(self) -> None:
+        try:
+            from nvmath import CudaDataType
+            from nvmath.bindings import cublas, cublasLt
+        except ImportError as error:
+            raise _missing("the Python package nvmath-python") from error
+        self.api, self._blas, self._types = cublasLt, cublas, CudaDataType
+        try:
+            self.handle: int = cublasLt.create()
+        except cublasLt.cuBLASLtError as error:
+            raise CannotRunError(f"cuBLASLt cannot start: {error}") from error
+        except RuntimeError as error:  # the library itself is not found
+            raise _missing("the library cuBLASLt (package nvidia-cublas)") from error
+        self.version: int = cublasLt.get_version()
+
+    def compute_type(self, name: str) -> int:
+        return int(self._blas.ComputeType[_COMPUTE[name][1]])
+
+    def data_type(self, dtype: str) -> int:
+        return int(self._types[_TYPES[dtype]])
+
+    def operation(self, transpose: bool) -> int:
+        return int(self._blas.Operation.T if transpose else self._blas.Operation.N)
+
+    def set_attribute(self, kind: str, target: int, name: str, value: int) -> None:
+        """Set an attribute of a `matmul_desc`, `matrix_layout` or `matmul_preference`, by the library's name."""
+        enum = {"matmul_desc": "MatmulDesc", "matrix_layout": "MatrixLayout", "matmul_preference": "MatmulPreference"}
+        attribute = getattr(self.api, f"{enum[kind]}Attribute")[name]
+        dtype = getattr(self.api, f"get_{kind}_attribute_dtype")(attribute)
+        buffer = np.array([value], dtype=dtype)
+        getattr(self.api, f"{kind}_set_attribute")(target, attribute, buffer.ctypes.data, buffer.itemsize)
+
+    def close(self) -> None:
+        self.api.destroy(self.handle)
+
+
+def _missing(what: str) -> CannotRunError:
+    return CannotRunError(
+        f"the plan has a GEMM, and {what} is missing",
+        "pip install 'kbench[cuda13]' (or cuda12 for a driver before 580)",
+    )
+
+
+class PreparedGemm:
+    """A GEMM with its descriptors. `algo` and `workspace` are chosen by `tune.py` before it is bound.
+
+    Raises LaunchRefused if types or ranges do not fit.
+    """
+
+    def __init__(self, lt: CublasLt, step: Gemm, tensors: Sequence[Tensor]):
+        self.lt, self.step = lt, step
+        self.left, self.right, self.out = operands(step, tensors)
+        self.algo = np.zeros(1, dtype=lt.api.matmul_algo_dtype)
+        self.workspace = 0
+        self._closers: list[Callable[[], None]] = []
+        # At the end of the process the library may be gone before us, and everything of it with it.
+        weakref.finalize(self, _run_all, self._closers).atexit = False
+        self._desc = self._made("matmul_desc", lt.compute_type(step.compute), lt.data_type("fp32"))
+        lt.set_attribute("matmul_desc", self._desc, "TRANSA", lt.operation(self.left.transpose))
+        lt.set_attribute("matmul_desc", self._desc, "TRANSB", lt.operation(self.right.transpose))
+        self._layouts = tuple(self._layout(operand) for operand in (self.left, self.right, self.out))
+        self._alpha, self._beta = ctypes.c_float(step.alpha), ctypes.c_float(step.beta)
+
+    @property
+    def notes(self) -> list[str]:
+        override = os.environ.get("NVIDIA_TF32_OVERRIDE")
+        return [f"NVIDIA_TF32_OVERRIDE={override} is set and changes what GEMMs compute in"] if override else []
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that the choice of an algorithm depends on, but for the GPU and the library."""
+        parts = {"left": self.left, "right": self.right, "out": self.out}
+        # Which tensor it is does not matter, nor where in it but for the alignment.
+        place = ("tensor", "offset")
+        shapes = {name: {k: v for k, v in asdict(part).items() if k not in place} for name, part in parts.items()}
+        return {**shapes, "compute": self.step.compute, "batch": self.step.batch, "beta": self.step.beta != 0}
+
+    def candidates(self, count: int, workspace: int) -> list[tuple[Any, int]]:
+        """Up to `count` algorithms with the workspace that each needs, the likeliest first.
+
+        Raises LaunchRefused if there is none.
+        """
+        api = self.lt.api
+        found = np.zeros(count, dtype=api.matmul_heuristic_result_dtype)
+        returned = np.zeros(1, dtype=np.int32)
+        preference = api.matmul_preference_create()
+        try:
+            self._prefer(preference, workspace)
+            api.matmul_algo_get_heuristic(
+                self.lt.handle, self._desc, *self._layouts, self._layouts[-1], preference, count,
+                found.ctypes.data, returned.ctypes.data,
+            )  # fmt: skip
+        except api.cuBLASLtError as error:
+            raise LaunchRefused(f"cuBLASLt has no algorithm for {self}: {error}") from error
+        finally:
+            api.matmul_preference_destroy(preference)
+        usable = [i for i in range(int(returned[0])) if found["state"][i] == 0]
+        if not usable:
+            raise LaunchRefused(f"cuBLASLt has no algorithm for {self}")
+        return [(found["algo"][i : i + 1].copy(), int(found["workspace_size"][i])) for i in usable]
+
+    def accepts(self, algo: Any, workspace: int) -> bool:
+        """Whether an algorithm that was chosen in another process fits here."""
+        result = np.zeros(1, dtype=self.lt.api.matmul_heuristic_result_dtype)
+        try:
+            self.lt.api.matmul_algo_check(
+                self.lt.handle, self._desc, *self._layouts, self._layouts[-1], algo.ctypes.data, result.ctypes.data
+            )
+        except self.lt.api.cuBLASLtError:
+            return False
+        return bool(result[0]["state"] == 0 and int(result[0]["workspace_size"]) <= workspace)
+
+    def bind(self, address: Address, workspace: int) -> Runner:
+        """Queue-able work; `workspace` is the address of at least `self.workspace` bytes."""
+        left, right, out = (self._address(operand, address) for operand in (self.left, self.right, self.out))
+        return self.runner(left, right, out, self.algo, workspace, self.workspace)
+
+    def runner(self, left: int, right: int, out: int, algo: Any, workspace: int, workspace_bytes: int) -> Runner:
+        left_layout, right_layout, out_layout = self._layouts
+        before = (
+            self.lt.handle, self._desc,
+            ctypes.addressof(self._alpha), left, left_layout, right, right_layout,
+            ctypes.addressof(self._beta), out, out_layout, out, out_layout,
+            algo.ctypes.data, workspace, workspace_bytes,
+        )  # fmt: skip
+        return _BoundGemm(self, algo, before)
+
+    def __str__(self) -> str:
+        m, n, k = self.step.mnk
+        return f"the {self.step.compute} GEMM m={m} n={n} k={k} batch={self.step.batch}"
+
+    def _address(self, operand: Operand, address: Address) -> int:
+        base = address(operand.tensor)
+        if base % BASE_ALIGNMENT:
+            raise LaunchRefused(f"tensor {operand.tensor} is not aligned to {BASE_ALIGNMENT} bytes, as {self} needs")
+        return base + operand.offset
+
+    def _made(self, kind: str, *arguments: int) -> int:
+        made: int = getattr(self.lt.api, f"{kind}_create")(*arguments)
+        destroy = getattr(self.lt.api, f"{kind}_destroy")
+        self._closers.append(lambda: destroy(made))
+        return made
+
+    def _layout(self, operand: Operand) -> int:
+        layout = self._made("matrix_layout", self.lt.data_type(operand.dtype), operand.rows, operand.cols, operand.ld)
+        if self.step.batch > 1:
+            self.lt.set_attribute("matrix_layout", layout, "BATCH_COUNT", self.step.batch)
+            self.lt.set_attribute("matrix_layout", layout, "STRIDED_BATCH_OFFSET", operand.stride)
+        return layout
+
+    def _prefer(self, preference: int, workspace: int) -> None:
+        alignments = {"A": self.left, "B": self.right, "C": self.out, "D": self.out}
+        self.lt.set_attribute("matmul_preference", preference, "MAX_WORKSPACE_BYTES", workspace)
+        for name, operand in alignments.items():
+            self.lt.set_attribute("matmul_preference", preference, f"MIN_ALIGNMENT_{name}_BYTES", operand.alignment)
+
+
+def _run_all(functions: list[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
+
+
+class _BoundGemm:
+    """cublasLtMatmul with every argument but the stream; keeps descriptors, scalars and algorithm alive."""
+
+    def __init__(self, gemm: PreparedGemm, algo: Any, before: tuple[int, ...]):
+        self._gemm, self._algo, self._before = gemm, algo, before
+        self._matmul = gemm.lt.api.matmul
+
+    def __call__(self, stream: int) -> None:
+        try:
+            self._matmul(*self._before, stream)
+        except self._gemm.lt.api.cuBLASLtError as error:
+            # It may also be the messenger of a kernel that failed before.
+            raise_if_lost(stream, f"launch of {self._gemm}")
+            raise LaunchRefused(f"cuBLASLt refuses {self._gemm}: {error}") from error
+
+
+# ---------------------------------------------------------------------------------------------- operands
+
+
+def operands(step: Gemm, tensors: Sequence[Tensor]) -> tuple[Operand, Operand, Operand]:
+    """cuBLASLt's A, B and C = D: our b, a and out. Raises LaunchRefused if types or ranges do not fit."""
+    known = tensors_by_name(tensors)
+    if step.compute not in _COMPUTE:
+        raise LaunchRefused(f"a GEMM cannot compute in {step.compute!r}; it can in {', '.join(_COMPUTE)}")
+    if step.batch < 1:
+        raise LaunchRefused(f"a GEMM for {step.batch} batch members")
+    left, right, out = (_operand(matrix, step.batch, known) for matrix in (step.b, step.a, step.out))
+    storage = _COMPUTE[step.compute][0]
+    for operand in (left, right):
+        if operand.dtype != storage:
+            raise LaunchRefused(f"a {step.compute} GEMM reads {storage}, tensor {operand.tensor} holds {operand.dtype}")
+    if out.dtype not in (storage, "fp32"):
+        raise LaunchRefused(f"a {step.compute} GEMM writes {storage} or fp32, tensor {out.tensor} holds {out.dtype}")
+    member = (step.out.rows - 1) * step.out.leading + step.out.cols
+    if step.batch > 1 and step.out.stride < member:
+        raise LaunchRefused(f"the batch members of GEMM output {out.tensor} overlap: {out.stride} apart, {member} long")
+    return left, right, out
+
+
+def _operand(matrix: Matrix, batch: int, tensors: dict[str, Tensor] | Any) -> Operand:
+    if matrix.tensor not in tensors:
+        raise LaunchRefused(f"a GEMM names the tensor {matrix.tensor!r}; the family has {', '.join(tensors)}")
+    tensor = tensors[matrix.tensor]
+    if tensor.dtype not in _TYPES:
+        raise LaunchRefused(f"a GEMM cannot use tensor {tensor.name}, which holds {tensor.dtype}")
+    if min(matrix.rows, matrix.cols) < 1 or matrix.leading < matrix.cols or min(matrix.offset, matrix.stride) < 0:
+        raise LaunchRefused(f"a GEMM describes tensor {tensor.name} as {matrix}, which is no matrix")
+    span = (batch - 1) * matrix.stride + (matrix.rows - 1) * matrix.leading + matrix.cols
+    if matrix.offset + span > tensor.count:
+        raise LaunchRefused(
+            f"a GEMM uses elements {matrix.offset} to {matrix.offset + span} of tensor {tensor.name}, "
+            f"which has {tensor.count}"
+        )
+    item = ITEM_SIZES[tensor.dtype]
+    return Operand(
+        tensor=tensor.name,
+        dtype=tensor.dtype,
+        rows=matrix.cols,
+        cols=matrix.rows,
+        ld=matrix.leading,
+        stride=matrix.stride,
+        offset=matrix.offset * item,
+        alignment=math.gcd(BASE_ALIGNMENT, matrix.offset * item),
+        transpose=matrix.transpose,
+        span=span * item,
+    )

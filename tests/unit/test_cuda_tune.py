@@ -1,0 +1,114 @@
+"""Which algorithm a GEMM gets: measured, remembered in this process and on disk, re-measured when in doubt."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from column_major import fake_library
+from kbench.device.cuda import tune
+from kbench.device.cuda.gemm import PreparedGemm
+from kbench.errors import LaunchRefused
+from kbench.family import Gemm, Matrix, Tensor
+
+STEP = Gemm(Matrix("a", 4, 8), Matrix("b", 8, 2), Matrix("out", 4, 2), "fp32")
+TENSORS = [Tensor(name, (count,), "fp32", "scratch") for name, count in (("a", 32), ("b", 16), ("out", 8))]
+PLENTY = 1 << 40
+
+
+class Bench:
+    """A library that offers three algorithms, and how often they were measured."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.library = fake_library()
+        self.library.api.offers = [(1, 100, 0), (2, 0, 0), (3, 300, 0)]
+        self.times = [3.0, 1.0, 2.0]
+        self.measured = 0
+        monkeypatch.setattr(tune, "_chosen", {})
+        monkeypatch.setattr(tune, "_measure", self._measure)
+        self._monkeypatch = monkeypatch
+
+    def _measure(self, gemm: PreparedGemm, candidates: list[Any], l2_bytes: int, stream: Any) -> list[float]:
+        self.measured += 1
+        return self.times[: len(candidates)]
+
+    def new_process(self) -> None:
+        self._monkeypatch.setattr(tune, "_chosen", {})
+
+    def choose(self, gpu: str = "H200", free: int = PLENTY, step: Gemm = STEP) -> tuple[int, int, str]:
+        """Number of the algorithm, its workspace, the note."""
+        gemm = PreparedGemm(self.library, step, TENSORS)
+        note = tune.choose(gemm, gpu, 1 << 20, lambda: free, None)
+        return int(gemm.algo["data_"][0, 0]), gemm.workspace, note
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setenv("KBENCH_CACHE", str(tmp_path))
+    return Bench(monkeypatch)
+
+
+def test_the_fastest_is_measured_once_per_machine(bench: Bench) -> None:
+    for _ in range(2):
+        assert bench.choose() == (2, 0, "")
+    bench.new_process()
+    assert bench.choose() == (2, 0, "")
+    assert bench.measured == 1
+
+
+def test_another_gpu_library_or_shape_is_measured_anew(bench: Bench) -> None:
+    bench.choose()
+    bench.choose(gpu="A100")
+    bench.library.version += 1
+    bench.choose()
+    bench.choose(step=Gemm(Matrix("a", 4, 8), Matrix("b", 8, 1), Matrix("out", 4, 1), "fp32"))
+    assert bench.measured == 4
+
+
+def test_a_stored_algorithm_that_the_library_rejects_is_not_used(bench: Bench) -> None:
+    bench.choose()
+    bench.new_process()
+    bench.library.api.offers = [(1, 100, 0), (7, 0, 0)]
+    bench.times = [3.0, 2.0]
+    assert bench.choose()[0] == 7
+    assert bench.measured == 2
+
+
+def test_with_little_memory_the_heuristics_first_is_taken_and_not_remembered(bench: Bench) -> None:
+    algo, workspace, note = bench.choose(free=1 << 20)
+    assert (algo, workspace) == (1, 100)
+    assert "took cuBLASLt's first algorithm" in note and "1,048,576 are free" in note
+    assert bench.choose()[0] == 2
+
+
+def test_a_single_candidate_needs_no_measurement(bench: Bench) -> None:
+    bench.library.api.offers = [(5, 0, 0)]
+    assert bench.choose(free=0) == (5, 0, "")
+    assert bench.measured == 0
+
+
+def test_a_cache_that_cannot_be_written_to_only_costs_time(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("KBENCH_CACHE", str(tmp_path / "file"))
+    assert bench.choose()[0] == 2
+    bench.new_process()
+    assert bench.choose()[0] == 2
+    assert bench.measured == 2
+
+
+INFINITE = float("inf")
+
+
+@pytest.mark.parametrize(
+    ("times", "index"),
+    [([1.0], 0), ([1.0, 0.99, 1.5], 0), ([1.0, 0.97], 1), ([INFINITE, 2.0, 1.0], 2), ([1.0, 0.9, 0.89], 1)],
+)
+def test_the_earlier_of_equals_is_taken(times: list[float], index: int) -> None:
+    assert tune.fastest(times) == index
+
+
+def test_if_nothing_can_be_launched_it_is_refused() -> None:
+    with pytest.raises(LaunchRefused):
+        tune.fastest([INFINITE, INFINITE])
