@@ -1,0 +1,97 @@
+"""Rows made by hand, and a bench that hands them out: the command line without a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from kbench.errors import KbenchError
+from kbench.results.schema import Row
+
+
+def make_row(version: int = 1, **changes: Any) -> Row:
+    """A row that passed on a GPU without a measurement, with `changes`; `median_ms` gives it one."""
+    median_ms = changes.pop("median_ms", None)
+    used = changes.pop("used", 0.12)
+    fields: dict[str, Any] = {
+        "family": "toy",
+        "version": version,
+        "idea": f"idea number {version}",
+        "sizes": {"N": 64},
+        "dtype": "fp32",
+        "block": 256,
+        "device": "Test GPU",
+        "status": "pass",
+        "seed": 7,
+        "reproduce": f"kbench run toy --version {version}",
+        "verdict": {
+            "outputs": [{"name": "out", "compared": 4096, "wrong": 0, "used": used}],
+            "deterministic": True,
+            "judge": "numpy",
+            "launches": 2,
+        },
+    }
+    if median_ms is not None:
+        fields["measurement"] = measured(median_ms)
+    return Row(**{**fields, **changes})
+
+
+def failed(version: int = 1, status: str = "fail", reason: str = "out: 3 of 4096 elements wrong", **more: Any) -> Row:
+    """A row that did not pass."""
+    return make_row(version, status=status, reason=reason, verdict=None, **more)
+
+
+def measured(median_ms: float, half_width: float = 0.01) -> dict[str, Any]:
+    """A measurement with an interval of +-1% around its median, or another share."""
+    low, high = median_ms * (1 - half_width), median_ms * (1 + half_width)
+    return {
+        "median_ms": median_ms,
+        "low_ms": low,
+        "high_ms": high,
+        "q1_ms": low,
+        "q3_ms": high,
+        "samples_ms": [low, median_ms, high],
+        "warmups": 2,
+        "overhead_ms": 0.001,
+        "note": "",
+    }
+
+
+class FakeBench:
+    """Stands in for kbench.sweep.Bench: hands out `script`, rows or errors, one for each job.
+
+    asked: the keyword arguments of the last call of `jobs`. before_row: called with the position of each row.
+    """
+
+    script: Iterable[Row | BaseException] = ()
+    kind = "cuda"
+    jobs_error: KbenchError | None = None
+    asked: dict[str, Any] = {}  # noqa: RUF012 - replaced, never changed
+    before_row: Callable[[int], None] = staticmethod(lambda position: None)
+
+    def __init__(self, options: Any, note: Callable[[str], None]):
+        self.options, self.note, self.seed = options, note, 7
+        self.device_kind = self.kind
+        name = "Test GPU" if self.kind == "cuda" else "emulator"
+        self.device = {"name": name, "arch": "sm_90", "driver": "580.1", "compiler": "NVRTC 13.0"}
+
+    def __enter__(self) -> FakeBench:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        type(self).closed_with = error[0]
+
+    closed_with: Any = None
+
+    def jobs(self, targets: list[Any], **asked: Any) -> list[Any]:
+        type(self).asked = {"targets": targets, **asked}
+        if self.jobs_error is not None:
+            raise self.jobs_error
+        return list(self.script)
+
+    def rows(self, jobs: list[Any]) -> Iterator[Row]:
+        for position, row in enumerate(jobs):
+            self.before_row(position)
+            if isinstance(row, BaseException):
+                raise row
+            yield row
