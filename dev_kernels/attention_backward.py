@@ -1,0 +1,355 @@
+"""Backward pass of causal attention from its attention matrix: gradients of q, k and v from the gradient of the output.
+
+datt = dout v^T,  dv = att^T dout,  dpreatt = softmax backward of datt,  dq = dpreatt k,  dk = dpreatt^T q
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from kbench.family import (
+    Array,
+    CheckShape,
+    ErrorModel,
+    Expected,
+    Family,
+    Gemm,
+    Launch,
+    Matrix,
+    Problem,
+    Props,
+    Rule,
+    Step,
+    Tensor,
+    Version,
+    derived,
+    normal,
+)
+
+DTYPES = ("fp32", "tf32")
+
+# Elements of attention matrices that are worked on at once in numpy: 8 MB in float64, so temporaries stay in the cache.
+SLICE = 1 << 20
+
+# The two kernels that only move data are the same in all versions; the block size of a version is not theirs.
+LAYOUT_BLOCK = 256
+ROWS_PER_BLOCK = 4  # of softmax_backward8
+COLUMNS_PER_WARP = 8  # of softmax_backward4 and 5
+WARP = 32
+
+
+# ---------------------------------------------------------------------------------------------- tensors
+
+
+def _tensors(problem: Problem) -> tuple[Tensor, ...]:
+    B, T, C, NH = (problem[name] for name in ("B", "T", "C", "NH"))
+    HS, dtype = C // NH, problem.storage
+    heads, square = (B, NH, T, HS), (B, NH, T, T)
+    qkv = ("part", "b", "h", "t", "d")
+    return (
+        Tensor("dout", (B, T, C), dtype, "in", ("b", "t", "c"), draw=normal(0.1, 0.7)),
+        Tensor("qkvr", (3, *heads), dtype, "in", qkv, draw=normal(-0.1, 0.9)),
+        Tensor("att", square, dtype, "in", ("b", "h", "t", "t2"), draw=derived(_attention)),
+        Tensor("dvaccum", heads, dtype, "out", ("b", "h", "t", "d"), intermediate=True, exact=True),
+        Tensor(
+            "datt", square, dtype, "out", ("b", "h", "t", "t2"), intermediate=True,
+            unspecified=lambda xp: xp.broadcast_to(_above_diagonal(T, xp), square),
+        ),
+        Tensor("dpreatt", square, dtype, "out", ("b", "h", "t", "t2"), intermediate=True),
+        Tensor("dqkvr", (3, *heads), dtype, "out", qkv, intermediate=True),
+        Tensor("dinp", (B, T, 3 * C), dtype, "out", ("b", "t", "c")),
+    )  # fmt: skip
+
+
+def _above_diagonal(T: int, xp: Any) -> Array:
+    return xp.arange(T)[None, :] > xp.arange(T)[:, None]
+
+
+def _slices(heads: int, T: int) -> Iterator[slice]:
+    """Consecutive heads, as many at a time as SLICE allows."""
+    step = max(1, SLICE // (T * T))
+    return (slice(start, min(start + step, heads)) for start in range(0, heads, step))
+
+
+def _attention(drawn: Mapping[str, Array]) -> Array:
+    """Causal softmax of q k^T / sqrt(HS), in float32, as a forward pass leaves it: (B, NH, T, T)."""
+    import numpy as np  # here, so that `kbench list` need not wait for it
+
+    q, k = (np.asarray(part, np.float32) for part in drawn["qkvr"][:2])
+    B, NH, T, HS = q.shape
+    q, k = q.reshape(B * NH, T, HS), k.reshape(B * NH, T, HS)
+    above = _above_diagonal(T, np)
+    att = np.empty((B * NH, T, T), np.float32)
+    for heads in _slices(B * NH, T):
+        scores = np.matmul(q[heads] / np.float32(math.sqrt(HS)), k[heads].transpose(0, 2, 1), out=att[heads])
+        scores[:, above] = -np.inf
+        scores -= scores.max(axis=2, keepdims=True)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(axis=2, keepdims=True)
+    return att.reshape(B, NH, T, T)
+
+
+# -------------------------------------------------------------------------------------------- reference
+
+
+class _Bounds:
+    """Error bounds of GEMMs whose operands are rounded and whose sums are accumulated in fp32.
+
+    A tensor core may cut an fp32 operand to TF32 instead of rounding it, so with u = 2^-11 its relative error
+    lies in [0, 2u), all of one sign. Its mean shrinks every product alike, hence the result: at most `BIAS` u
+    times the value, per GEMM on the way. What remains is of random sign, with a standard deviation of 0.6 u for the
+    two operands of a product: `SPREAD` u times the root of the sum of squares is 13 of them, where the extreme of
+    1e8 elements is 6. A single product has at most 4 u, less than half of what both parts allow.
+    Errors that an operand brings along are independent, too, and add up in the same way. For structured inputs
+    nothing is independent: sums of magnitudes take the place of roots of sums of squares.
+    """
+
+    BIAS = 2.0
+    SPREAD = 8.0
+
+    def __init__(self, error: ErrorModel, xp: Any):
+        self.error, self.xp = error, xp
+
+    def accumulated(self, terms: int, magnitude: Array) -> Array:
+        """Error of adding `terms` products in fp32: `magnitude` is the sum of their magnitudes. Each product may be
+        rounded before it is added."""
+        return (self.error.accumulation(terms) + 2.0 * self.error.fp32) * magnitude
+
+    def sum(self, a: Array, b: Array) -> Array:
+        """Error of a @ b when each product of elements has an error of up to |a| |b| (both not negative)."""
+        if self.error.structured:
+            return self.xp.matmul(a, b)
+        return self.xp.sqrt(self.xp.matmul(a * a, b * b))
+
+    def row_sum(self, a: Array, b: Array) -> Array:
+        """As `sum`, of row times row: (heads, T, T) twice to (heads, T, 1)."""
+        if self.error.structured:
+            return self.xp.einsum("htu,htu->ht", a, b)[..., None]
+        return self.xp.sqrt(self.xp.einsum("htu,htu->ht", a * a, b * b))[..., None]
+
+    def gemm(self, a: Array, b: Array, a_error: Array | None = None) -> Array:
+        """Error of the GEMM a @ b, without bias. a, b: magnitudes, (heads, m, k) and (heads, k, n); a_error: that of
+        the elements of a."""
+        bound = self.accumulated(a.shape[2], self.xp.matmul(a, b))
+        rounding = self.SPREAD * self.error.gemm
+        if a_error is None:
+            return bound + rounding * self.sum(a, b) if rounding else bound
+        if self.error.structured:
+            return bound + self.sum(a_error + rounding * a, b)
+        return bound + self.sum(self.xp.sqrt(a_error * a_error + (rounding * a) ** 2), b)
+
+    def bias(self, gemms: int, value: Array) -> Array:
+        """One-sided error of a value that `gemms` GEMMs, one after the other, lead to."""
+        return gemms * self.BIAS * self.error.gemm * self.xp.abs(value)
+
+
+def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel, xp: Any) -> dict[str, Expected]:
+    """Values in float64 and bounds in float32, a few heads at a time: besides the results it takes about 200 MB."""
+    B, T, C, NH = (problem[name] for name in ("B", "T", "C", "NH"))
+    HS, heads = C // NH, B * NH
+    douts = xp.ascontiguousarray(inputs["dout"].reshape(B, T, NH, HS).transpose(0, 2, 1, 3)).reshape(heads, T, HS)
+    qkvr = inputs["qkvr"].reshape(3, heads, T, HS)
+    atts = inputs["att"].reshape(heads, T, T)
+
+    values = {
+        "datt": xp.empty((heads, T, T)), "dpreatt": xp.empty((heads, T, T)), "dqkvr": xp.empty((3, heads, T, HS)),
+    }  # fmt: skip
+    bounds = {name: xp.empty(value.shape, xp.float32) for name, value in values.items()}
+    of = _Bounds(error, xp)
+    scale = 1.0 / math.sqrt(HS)
+    for h in _slices(heads, T):
+        part = (
+            (values["datt"][h], values["dpreatt"][h], values["dqkvr"][:, h]),
+            (bounds["datt"][h], bounds["dpreatt"][h], bounds["dqkvr"][:, h]),
+        )
+        _some_heads(douts[h], qkvr[:, h], atts[h], scale, part, of, xp)
+
+    shapes = {"datt": (B, NH, T, T), "dpreatt": (B, NH, T, T), "dqkvr": (3, B, NH, T, HS)}
+    expected = {
+        name: Expected(values[name].reshape(shape), bounds[name].reshape(shape)) for name, shape in shapes.items()
+    }
+    by_token = (part["dqkvr"].reshape(3, B, NH, T, HS).transpose(1, 3, 0, 2, 4) for part in (values, bounds))
+    merged = (part.reshape(B, T, 3 * C) for part in by_token)
+    return {**expected, "dvaccum": Expected(douts.reshape(B, NH, T, HS)), "dinp": Expected(*merged)}
+
+
+def _some_heads(dout: Array, qkv: Array, att: Array, scale: float, out: Any, of: _Bounds, xp: Any) -> None:
+    """Fill `out` = (values, bounds), each (datt, dpreatt, dqkvr), for some heads."""
+    (datt, dpreatt, dqkv), (datt_bound, dpreatt_bound, dqkv_bound) = out
+    q, k, v = qkv
+    T = att.shape[1]
+    turned = (0, 2, 1)
+
+    # att is 0 above the diagonal: whatever stands there in datt and in its bound drops out.
+    xp.matmul(dout, v.transpose(turned), out=datt)
+    row_sum = xp.einsum("htu,htu->ht", att, datt)[..., None]
+    xp.subtract(datt, row_sum, out=dpreatt)
+    dpreatt *= att
+    dpreatt *= scale
+    xp.matmul(dpreatt, k, out=dqkv[0])
+    xp.matmul(dpreatt.transpose(turned), q, out=dqkv[1])
+    xp.matmul(att.transpose(turned), dout, out=dqkv[2])
+
+    # Bounds need three digits, not sixteen.
+    single = xp.float32
+    q, k, v, dout = (abs(part).astype(single) for part in (q, k, v, dout))
+    att = att.astype(single)
+    spread = of.gemm(dout, v.transpose(turned))
+    datt_bound[...] = spread + of.bias(1, datt)
+    magnitude = abs(datt).astype(single)
+    row_error = of.row_sum(att, spread)
+    row_magnitude = xp.einsum("htu,htu->ht", att, magnitude)[..., None]
+    # Versions that add up att * (indicator - att) * datt term by term round each factor of a term: 4 more roundings.
+    spread += row_error
+    spread += of.accumulated(T, magnitude + row_magnitude) + 4.0 * of.error.fp32 * (magnitude + row_magnitude)
+    spread *= att
+    spread *= scale
+    dpreatt_bound[...] = spread + of.bias(1, dpreatt)
+    magnitude = abs(dpreatt).astype(single)
+    dqkv_bound[0] = of.gemm(magnitude, k, spread) + of.bias(2, dqkv[0])
+    dqkv_bound[1] = of.gemm(magnitude.transpose(turned), q, spread.transpose(turned)) + of.bias(2, dqkv[1])
+    dqkv_bound[2] = of.gemm(att.transpose(turned), dout) + of.bias(1, dqkv[2])
+
+
+# ------------------------------------------------------------------------------------------------ plans
+
+
+def _ceil_div(count: int, size: int) -> int:
+    return -(-count // size)
+
+
+Softmax = Callable[[Problem, int], Launch]
+
+
+def _pipeline(softmax: Softmax) -> Callable[[Problem, int, Props], tuple[Step, ...]]:
+    """The steps that all versions share, around a version's own kernel for dpreatt."""
+
+    def plan(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
+        B, T, C, NH = (problem[name] for name in ("B", "T", "C", "NH"))
+        HS = C // NH
+        heads = T * HS  # from one head to the next in q, k, v and their gradients
+
+        def part(tensor: str, index: int = 0, transpose: bool = False) -> Matrix:
+            return Matrix(tensor, T, HS, offset=index * B * NH * heads, stride=heads, transpose=transpose)
+
+        def square(tensor: str, transpose: bool = False) -> Matrix:
+            return Matrix(tensor, T, T, stride=T * T, transpose=transpose)
+
+        def gemm(a: Matrix, b: Matrix, out: Matrix) -> Gemm:
+            return Gemm(a, b, out, problem.dtype, batch=B * NH)
+
+        # dv comes before datt, so that nothing passes through the caches between datt and the kernel that reads it.
+        return (
+            _layout("split_heads", problem, C, ("dvaccum", "dout", T, NH, HS)),
+            gemm(square("att", transpose=True), part("dvaccum"), part("dqkvr", 2)),
+            gemm(part("dvaccum"), part("qkvr", 2, transpose=True), square("datt")),
+            softmax(problem, block),
+            gemm(square("dpreatt"), part("qkvr", 1), part("dqkvr", 0)),
+            gemm(square("dpreatt", transpose=True), part("qkvr", 0), part("dqkvr", 1)),
+            _layout("merge_heads", problem, 3 * C, ("dinp", "dqkvr", B, T, NH, HS)),
+        )
+
+    return plan
+
+
+def _layout(kernel: str, problem: Problem, per_token: int, args: tuple[str | int, ...]) -> Launch:
+    """Move `per_token` elements of each token: 16 bytes per access where a head's elements fill such packets."""
+    packet = 4 if (problem["C"] // problem["NH"]) % 4 == 0 else 1
+    block = min(LAYOUT_BLOCK, WARP * _ceil_div(per_token // packet, WARP))
+    return Launch(f"{kernel}<{problem.c_type}, {packet}>", (problem["B"] * problem["T"],), (block,), args)
+
+
+def _softmax(problem: Problem, kernel: str, blocks: int, block: int, *sizes: int) -> Launch:
+    scale = 1.0 / math.sqrt(problem["C"] // problem["NH"])
+    return Launch(kernel, (blocks,), (block,), ("dpreatt", "datt", "att", *sizes, problem["T"], scale))
+
+
+def _softmax1(problem: Problem, block: int) -> Launch:
+    heads = problem["B"] * problem["NH"]
+    return _softmax(problem, "softmax_backward1", _ceil_div(problem["T"], block), block, heads)
+
+
+def _softmax_by_columns(kernel: str, threads: int, columns: int) -> Softmax:
+    """`threads` threads have `columns` columns of one head; a block stays within a head."""
+
+    def launch(problem: Problem, block: int) -> Launch:
+        blocks_per_head = _ceil_div(problem["T"], block // threads * columns)
+        return _softmax(problem, kernel, problem["B"] * problem["NH"] * blocks_per_head, block)
+
+    return launch
+
+
+def _softmax_by_row(kernel: str) -> Softmax:
+    def launch(problem: Problem, block: int) -> Launch:
+        return _softmax(problem, f"{kernel}<{block}>", problem["B"] * problem["NH"] * problem["T"], block)
+
+    return launch
+
+
+def _softmax8(problem: Problem, block: int) -> Launch:
+    aligned = "true" if problem["T"] % ROWS_PER_BLOCK == 0 else "false"
+    blocks = problem["B"] * problem["NH"] * _ceil_div(problem["T"], ROWS_PER_BLOCK)
+    return _softmax(problem, f"softmax_backward8<{block}, {aligned}>", blocks, block)
+
+
+IDEAS: tuple[tuple[str, Softmax], ...] = (
+    ("one thread per column, over all batches and heads", _softmax1),
+    ("one thread per column of each head", _softmax_by_columns("softmax_backward2", 1, 1)),
+    ("one warp per column: coalesced loads, warp reduction", _softmax_by_columns("softmax_backward3", WARP, 1)),
+    (
+        "one warp per eight columns: each loaded row serves eight sums",
+        _softmax_by_columns("softmax_backward4", WARP, COLUMNS_PER_WARP),
+    ),
+    (
+        "as 4, without branches: the indicator only where it can be 1",
+        _softmax_by_columns("softmax_backward5", WARP, COLUMNS_PER_WARP),
+    ),
+    ("one block per row: products staged in shared memory", _softmax_by_row("softmax_backward6")),
+    ("simplified formula: a block-wide sum, then one pass over the row", _softmax_by_row("softmax_backward7")),
+    ("as 7, four rows per block, longest first, 16-byte streaming loads", _softmax8),
+)
+
+
+# ----------------------------------------------------------------------------------------------- family
+
+
+def _shape(
+    B: int, T: int, C: int, NH: int, why: str, versions: tuple[int, ...] | None = None, block: int = 0
+) -> CheckShape:
+    return CheckShape({"B": B, "T": T, "C": C, "NH": NH}, why, versions, (block,) if block else None)
+
+
+CHECK_SHAPES = (
+    _shape(1, 1, 1, 1, "one of everything"),
+    _shape(5, 1, 6, 2, "one token: dq and dk are zero, dv is dout"),
+    _shape(3, 2, 10, 2, "two tokens, odd head size"),
+    _shape(1, 7, 5, 1, "prime length, less than a group of eight columns"),
+    _shape(2, 33, 12, 4, "one past a warp, head size 3"),
+    _shape(1, 65, 8, 2, "odd length with head size 4: rows of 65 elements are not aligned, heads are"),
+    _shape(1, 96, 24, 3, "a multiple of 32 that is no power of two"),
+    _shape(3, 97, 2, 1, "prime length, one head, batches"),
+    _shape(1, 129, 1, 1, "one past 128, head size 1"),
+    _shape(1, 132, 8, 1, "aligned rows, one packet of four past 128"),
+    _shape(1, 257, 3, 1, "a long odd row", (1, 2, 3, 4, 5), 128),
+    _shape(1, 1024, 4, 1, "a long row: several tiles per thread", (6, 7, 8), 128),
+)
+
+FAMILY = Family(
+    name="attention_backward",
+    summary="backward pass of causal attention from its attention matrix",
+    sizes={"B": "batch size", "T": "sequence length", "C": "channels", "NH": "number of heads"},
+    dtypes=DTYPES,
+    presets={"default": {"B": 4, "T": 1024, "C": 768, "NH": 12}, "small": {"B": 2, "T": 64, "C": 64, "NH": 4}},
+    check_shapes=CHECK_SHAPES,
+    tensors=_tensors,
+    reference=_reference,
+    versions=tuple(
+        Version(number, idea, _pipeline(softmax), DTYPES, needs=("att",))
+        for number, (idea, softmax) in enumerate(IDEAS, start=1)
+    ),
+    rules=(Rule("C divisible by NH", lambda problem: problem["C"] % problem["NH"] == 0),),
+    # Four products of T x T x HS per head, of which the causal half is useful.
+    flops=lambda problem: 4.0 * problem["B"] * problem["T"] ** 2 * problem["C"],
+)
