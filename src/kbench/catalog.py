@@ -85,9 +85,7 @@ def _scan(folders: Sequence[Path]) -> dict[str, _Files]:
             if match is None or not path.with_suffix(".cu").is_file():
                 continue
             name, entry = match["name"], found.get(match["name"], _Files())
-            found[name] = (
-                replace(entry, extras=(*entry.extras, path)) if match["extra"] else replace(entry, main=path)
-            )
+            found[name] = replace(entry, extras=(*entry.extras, path)) if match["extra"] else replace(entry, main=path)
     return {name: files for name, files in found.items() if files.main is not None}
 
 
@@ -101,7 +99,9 @@ def _load_family(name: str, files: _Files) -> Family:
     for path in files.extras:
         for version in _extra_versions(_load_module(path), path):
             if version.number in sources:
-                raise UsageError(f"{path.name}: version {version.number} of {name} exists already; choose another number")
+                raise UsageError(
+                    f"{path.name}: version {version.number} of {name} exists already; choose another number"
+                )
             sources[version.number] = str(path.with_suffix(".cu"))
             versions.append(version)
     versions.sort(key=lambda version: version.number)

@@ -98,6 +98,12 @@ class KernelFault(KbenchError):
         self.location = location
         self.context_lost = context_lost
 
+    def details(self) -> list[str]:
+        """Where it happened, as far as it is known: no line or one."""
+        parts = (("kernel", self.kernel), ("block", self.block), ("thread", self.thread), ("at", self.location))
+        line = ", ".join(f"{name} {value}" for name, value in parts if value)
+        return [line] if line else []
+
     @property
     def row_status(self) -> str:
         """The status of the row that this fault ends: one of `fail`, `crashed`, `hung`."""

@@ -56,7 +56,9 @@ class Bench:
         self.device = described["device"]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         if kind is None and self._worker is not None:
             self._worker.close()
             self._worker = None
@@ -78,7 +80,7 @@ class Bench:
         rule of the family.
         """
         select = {
-            "targets": [(target.family, None if target.versions is None else list(target.versions)) for target in targets],
+            "targets": [(target.family, target.versions and list(target.versions)) for target in targets],
             "mode": mode, "block_sizes": block_sizes, "sizes": sizes or {}, "preset": preset, "dtype": dtype,
         }  # fmt: skip
         return [Job(**job) for job in self._call({"do": "jobs", "select": select})]
@@ -139,8 +141,8 @@ class Bench:
 
     def _lost_row(self, job: Job, fault: KernelFault) -> Row:
         return Row(
-            job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device_kind, fault.row_status, self.seed,
-            reason=str(fault), details=["the worker process was replaced"],
+            job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device_kind, fault.row_status,
+            self.seed, reason=str(fault), details=["the worker process was replaced"],
             reproduce=job.command(self.seed, self.device_kind, [str(folder) for folder in self.options.family_dirs]),
         )  # fmt: skip
 

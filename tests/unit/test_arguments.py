@@ -26,7 +26,9 @@ def test_an_int_reaches_a_float_parameter_as_a_float():
     assert typed(" f", 3) == [3.0]
 
 
-@pytest.mark.parametrize("signature, value", [(" i", 2**31), (" i", -(2**31) - 1), (" u", -1), (" y", 256), (" s", 40000)])
+@pytest.mark.parametrize(
+    "signature, value", [(" i", 2**31), (" i", -(2**31) - 1), (" u", -1), (" y", 256), (" s", 40000)]
+)
 def test_numbers_that_do_not_fit_are_refused(signature, value):
     with pytest.raises(LaunchRefused, match=f"argument 1 of kernel k: {value} does not fit"):
         typed(signature, value)

@@ -84,7 +84,9 @@ def test_prints_of_the_child_stay_off_stdout(tmp_path):
         "assert w.call({'do': 'print'}) == 'printed'\nw.close()\n"
     )
     path = os.pathsep.join((str(HELPERS), *sys.path))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
     assert done.returncode == 0, done.stderr
     assert "from a kernel" not in done.stdout
 
@@ -93,10 +95,13 @@ def test_the_child_ends_when_its_parent_is_killed():
     script = (
         "import os, signal\nfrom kbench.device.worker import Worker\n"
         "w = Worker('worker_handler:make', {'greeting': ''}, print)\n"
-        "w.call({'do': 'greet', 'with': {'name': 'x'}})\nprint(w._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+        "w.call({'do': 'greet', 'with': {'name': 'x'}})\nprint(w._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     path = os.pathsep.join((str(HELPERS), *sys.path))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
     pid = int(done.stdout.split()[-1])
     for _ in range(50):
         if not Path(f"/proc/{pid}").exists() or "zombie" in Path(f"/proc/{pid}/status").read_text():

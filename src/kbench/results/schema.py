@@ -31,10 +31,12 @@ STATUSES = {
 class Row:
     """One (family, version, problem, block size) on one device.
 
-    reason: one line, for every status but pass; a passed row may have a note. details: further lines (a located failure, a compiler's log).
+    reason: one line, for every status but pass; a passed row may have a note.
+    details: further lines (a located failure, a compiler's log).
     reproduce: the command that repeats it, on the smallest failing shape.
     verdict: {"outputs": [{"name", "compared", "wrong", "used" (largest error over bound, or null)}],
         "deterministic": true/false/null, "judge": "numpy", "launches": n} or None where nothing was checked.
+        A failed row also has "findings" [{"kind", "text"}] and, per output, "kind", "notes", "first", "worst".
     measurement: {"median_ms", "low_ms", "high_ms" (95% interval of the median), "q1_ms", "q3_ms",
         "samples_ms": [...], "warmups": n, "overhead_ms", "note"} or None: always None on the emulator.
     kernels: [{"name", "grid", "block", "shared", "registers", "static_shared", "local_bytes"}] of the plan.

@@ -1,0 +1,37 @@
+"""`kbench doctor`: what this machine has, and what is missing for which command."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from kbench.cli import options as o
+from kbench.cli.machine import can_run, facts
+from kbench.cli.screen import Column, Screen
+from kbench.errors import Exit
+
+EXAMPLES = ("kbench doctor", "kbench doctor --json")
+
+
+def doctor(
+    results: o.ResultsOption = Path("results"),
+    json: o.JsonOption = False,
+    debug: o.DebugOption = False,
+) -> int:
+    """Show what this machine has for kbench, and the command that installs what is missing.
+
+    Exit status 5 if kernels can run neither on a GPU nor on the emulator.
+    """
+    screen = Screen(json)
+    found = facts(results)
+    status = Exit.OK if can_run(found) else Exit.CANNOT
+    screen.document("doctor", {"exit_status": int(status), "facts": [asdict(fact) for fact in found]})
+    columns = [Column(""), Column("state"), Column("what was found", flexible=True)]
+    screen.table(columns, [[fact.name, fact.state, fact.value] for fact in found])
+    for fact in found:
+        if fact.state == "missing":
+            screen.say(f"\n{fact.name}: needed for {fact.needed_by}")
+            screen.say(f"    {fact.remedy}")
+    if status != Exit.OK:
+        screen.note("kernels can run neither on a GPU nor on the emulator here")
+    return int(status)

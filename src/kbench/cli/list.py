@@ -1,0 +1,115 @@
+"""`kbench list`: the families, or one family's versions with the idea of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kbench.catalog import load_catalog
+from kbench.cli import options as o
+from kbench.cli.screen import Column, Screen
+from kbench.errors import Exit, KbenchError
+from kbench.family import Family, Version
+from kbench.grammar import parse_targets
+
+EXAMPLES = ("kbench list", "kbench list attention_backward", "kbench list attention_backward:5 --json")
+
+
+def list_(
+    target: o.OptionalTargetArgument = None,
+    version: o.VersionsOption = None,
+    family_dir: o.FamilyDirOption = None,
+    json: o.JsonOption = False,
+    debug: o.DebugOption = False,
+) -> int:
+    """Show the families; of one family its versions, with the idea of each, dtypes, block sizes and rules."""
+    screen = Screen(json)
+    catalog = load_catalog(family_dir or ())
+    if target is None:
+        return _all(catalog, screen)
+    wanted = parse_targets([target], version)[0]
+    family = catalog[wanted.family]
+    numbers = wanted.versions or tuple(family.by_number)
+    versions = [catalog.version(family.name, number) for number in numbers]
+    screen.document("list", {"family": _contract(family), "versions": [_version(v) for v in versions]})
+    _show(family, versions, screen)
+    return int(Exit.OK)
+
+
+def _all(catalog: Mapping[str, Family], screen: Screen) -> int:
+    families, faults = [], []
+    for name in catalog:
+        try:
+            families.append(catalog[name])
+        except KbenchError as error:  # a broken file hides no other family
+            faults.append(error)
+    screen.document("list", {"families": [_contract(family) for family in families], "faults": list(map(str, faults))})
+    columns = [
+        Column("family"),
+        Column("versions", "right"),
+        Column("dtypes"),
+        Column("what it computes", flexible=True),
+    ]
+    screen.table(columns, [[f.name, str(len(f.versions)), " ".join(f.dtypes), f.summary] for f in families])
+    for fault in faults:
+        screen.note(f"left out: {fault}")
+    return int(Exit.USAGE if faults else Exit.OK)
+
+
+def _show(family: Family, versions: list[Version], screen: Screen) -> None:
+    screen.say(f"{family.name}: {family.summary}\n")
+    screen.say("sizes: " + ", ".join(f"{name} ({meaning})" for name, meaning in family.sizes.items()))
+    for name, sizes in family.presets.items():
+        screen.say(f"preset {name}: " + " ".join(f"{size}={value}" for size, value in sizes.items()))
+    screen.say(f"dtypes: {', '.join(family.dtypes)} ({family.dtypes[0]} if none is named)")
+    for rule in family.rules:
+        screen.say(f"rule: {rule.text}")
+    screen.say()
+    columns = [Column("ver", "right"), Column("idea", flexible=True), Column("dtypes"), Column("blocks")]
+    screen.table(columns, [[str(v.number), _idea(v), " ".join(v.dtypes), _blocks(v)] for v in versions])
+
+
+def _idea(version: Version) -> str:
+    notes = [f"needs {rule.text}" for rule in version.rules]
+    notes += [f"only on a GPU: {version.gpu_only}"] if version.gpu_only else []
+    notes += [f"compiled for {version.arch}"] if version.arch else []
+    return "; ".join([version.idea, *notes])
+
+
+def _blocks(version: Version) -> str:
+    """Block sizes in the notation that --block-sizes reads, where it is shorter."""
+    if version.fixed is not None:
+        return f"{version.fixed} (fixed)"
+    blocks = version.block_sizes
+    doubled = [blocks[0] << step for step in range(len(blocks))]
+    if len(blocks) > 2 and list(blocks) == doubled and blocks[0].bit_count() == 1:
+        return f"{blocks[0]}..{blocks[-1]}"
+    return ",".join(map(str, blocks))
+
+
+def _contract(family: Family) -> dict[str, Any]:
+    return {
+        "name": family.name,
+        "summary": family.summary,
+        "sizes": dict(family.sizes),
+        "dtypes": list(family.dtypes),
+        "presets": {name: dict(sizes) for name, sizes in family.presets.items()},
+        "rules": [rule.text for rule in family.rules],
+        "check_shapes": [{"sizes": dict(shape.sizes), "why": shape.why} for shape in family.check_shapes],
+        "versions": [version.number for version in family.versions],
+    }
+
+
+def _version(version: Version) -> dict[str, Any]:
+    return {
+        "number": version.number,
+        "idea": version.idea,
+        "dtypes": list(version.dtypes),
+        "block_sizes": list(version.blocks),
+        "fixed": version.fixed is not None,
+        "rules": [rule.text for rule in version.rules],
+        "needs": list(version.needs),
+        "saves": list(version.saves),
+        "gpu_only": version.gpu_only,
+        "arch": version.arch,
+    }

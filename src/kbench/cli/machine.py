@@ -1,0 +1,200 @@
+"""What this machine has for kbench, found out cheaply and without failing: the facts behind `kbench doctor`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from kbench import __version__
+from kbench.catalog import kernel_folder, load_catalog
+from kbench.errors import KbenchError
+from kbench.results.store import require_writable
+
+# Distributions that may carry a module: CuPy has one for each major version of CUDA.
+CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+# nvidia-smi answers in a second or hangs with a driver that is in trouble.
+NVIDIA_SMI_SECONDS = 15.0
+
+GPU_REMEDY = "use a machine with an NVIDIA GPU and its driver"
+GPU_COMMANDS = "times in run and sweep"
+EMULATOR_COMMANDS = "run, check and sweep without a GPU"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that this machine has or lacks.
+
+    state: "ok", "missing", or "note" for what needs nothing done. needed_by: which commands. remedy: the
+    command that mends it.
+    """
+
+    name: str
+    state: str
+    value: str
+    needed_by: str = ""
+    remedy: str = ""
+
+
+def facts(results: Path) -> list[Fact]:
+    """Everything about this machine that a command of kbench depends on."""
+    return [
+        Fact("kbench", "ok", f"{__version__} on Python {platform.python_version()}, {platform.machine()}"),
+        _kernels(),
+        _compiler(),
+        _gpu(),
+        _cuda_device(),
+        _nvrtc(),
+        _distribution("CuPy", "cupy", CUPY),
+        _distribution("cuda-bindings", "cuda.bindings", ("cuda-bindings",)),
+        _distribution("nvmath (cuBLASLt)", "nvmath", ("nvmath-python",)),
+        _cache(),
+        _results(results),
+    ]
+
+
+def can_run(found: list[Fact]) -> bool:
+    """Whether the main job, `kbench run`, works here somehow: on a GPU or on the emulator."""
+    state = {fact.name: fact.state for fact in found}
+    return state["kernels"] == "ok" and "ok" in (state["CUDA device"], state["C++ compiler"])
+
+
+def gpu_name_and_driver() -> tuple[str, str] | None:
+    """The first GPU and the driver's version, as nvidia-smi says; None without either."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    query = [tool, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True)
+        name, driver = answer.stdout.splitlines()[0].rsplit(", ", 1)
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return None
+    return name, driver
+
+
+def cuda_extra() -> str:
+    """The extra of kbench that fits the driver: cuda13 where there is none to go by."""
+    from kbench.device.cuda.probe import driver_version
+
+    return "cuda12" if driver_version() // 1000 == 12 else "cuda13"
+
+
+def install(extra: str) -> str:
+    """The command that adds an extra to this kbench, however it was installed."""
+    source = Path(__file__).resolve().parents[3]
+    try:
+        metadata.version("kbench")
+    except metadata.PackageNotFoundError:
+        # Not installed but run from its folder: a name without a path would fetch a stranger's package.
+        return f"pip install -e '{source}[{extra}]'"
+    return f"pip install 'kbench[{extra}]'"
+
+
+def _kernels() -> Fact:
+    try:
+        names = load_catalog().names
+    except KbenchError as error:
+        return Fact("kernels", "missing", str(error), "every command", "install kbench again")
+    folder = kernel_folder()
+    if not names:
+        return Fact("kernels", "missing", f"no families in {folder}", "every command", "install kbench again")
+    return Fact("kernels", "ok", f"{len(names)} families in {folder}")
+
+
+def _compiler() -> Fact:
+    from kbench.device.emulator.compiler import find_compiler
+
+    remedy = f"apt install g++   (or: {install('compiler')})"
+    return _found("C++ compiler", lambda: str(find_compiler()), EMULATOR_COMMANDS, remedy)
+
+
+def _gpu() -> Fact:
+    found = gpu_name_and_driver()
+    if found is None:
+        return Fact("GPU", "missing", "nvidia-smi finds none", GPU_COMMANDS, GPU_REMEDY)
+    return Fact("GPU", "ok", f"{found[0]}, driver {found[1]}")
+
+
+def _cuda_device() -> Fact:
+    from kbench.device.cuda.probe import driver_version, probe_gpu
+
+    reason = probe_gpu()
+    if not reason:
+        return Fact("CUDA device", "ok", "can be used")
+    return Fact(
+        "CUDA device", "missing", reason, GPU_COMMANDS, install(cuda_extra()) if driver_version() else GPU_REMEDY
+    )
+
+
+def _nvrtc() -> Fact:
+    from kbench.device.cuda.compile import nvrtc_version
+    from kbench.device.cuda.headers import cuda_headers
+
+    def describe() -> str:
+        version = nvrtc_version()
+        folders = cuda_headers(version)
+        headers = f"headers in {folders[0]}" if folders else "no headers of this version"
+        return f"{version[0]}.{version[1]}, {headers}"
+
+    return _found("NVRTC", describe, "compiling for a GPU", install("nvrtc13"))
+
+
+def _found(name: str, describe: Callable[[], str], needed_by: str, remedy: str) -> Fact:
+    try:
+        return Fact(name, "ok", describe())
+    except KbenchError as error:
+        return Fact(name, "missing", error.message, needed_by, remedy)
+
+
+def _distribution(name: str, module: str, distributions: tuple[str, ...]) -> Fact:
+    for distribution in distributions:
+        try:
+            return Fact(name, "ok", f"{metadata.version(distribution)} ({distribution})")
+        except metadata.PackageNotFoundError:
+            continue
+    if _has_module(module):
+        return Fact(name, "ok", "there, of unknown version")
+    from kbench.device.cuda.probe import driver_version
+
+    if not driver_version():
+        return Fact(name, "note", "not installed, and of use only with a GPU")
+    return Fact(name, "missing", "not installed", GPU_COMMANDS, install(cuda_extra()))
+
+
+def _has_module(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package above it is missing
+        return False
+
+
+def _cache() -> Fact:
+    from kbench.device.cuda.cache import cache_folder
+
+    folder = cache_folder()
+    size = sum(_size(Path(place) / name) for place, _, names in os.walk(folder) for name in names)
+    return Fact("cache", "note", f"{folder}, {size / 2**20:.1f} MiB (may be deleted at any time)")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # deleted by another process since it was listed
+        return 0
+
+
+def _results(folder: Path) -> Fact:
+    try:
+        require_writable(folder)
+    except KbenchError as error:
+        return Fact(
+            "results", "missing", error.message, "sweep", "choose another folder: --results DIR or $KBENCH_RESULTS"
+        )
+    return Fact("results", "ok", f"{folder.resolve()}, writable")

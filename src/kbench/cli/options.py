@@ -1,0 +1,251 @@
+"""The options that commands share: their spelling, their help and their completion, once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kbench.errors import KbenchError, UsageError
+
+if TYPE_CHECKING:
+    from kbench.catalog import Catalog
+    from kbench.sweep import Options
+
+_OVERRIDES = "tolerance in place of the family's bound; such a row cannot win."
+DEVICES = ("auto", "cuda", "emulator")
+
+
+# ------------------------------------------------------------------------------------------ completion
+
+
+def _catalog(context: typer.Context) -> Catalog:
+    from kbench.catalog import load_catalog
+
+    return load_catalog([Path(folder) for folder in context.params.get("family_dir") or ()])
+
+
+def complete_family(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of families, for the shell."""
+    try:
+        return [name for name in _catalog(ctx).names if name.startswith(incomplete)]
+    except KbenchError:
+        return []  # a shell that completes is no place for an error message
+
+
+def complete_version(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Versions, with their ideas, of the family that stands on the line already."""
+    named = ctx.params.get("target") or ctx.params.get("targets")
+    # While --version still lacks its value, the option parser leaves the words before it unassigned.
+    families = [named] if isinstance(named, str) else [*(named or ctx.args)]
+    try:
+        versions = [version for name in families[:1] for version in _catalog(ctx)[name].versions]
+    except KbenchError:
+        return []
+    return [(str(v.number), v.idea) for v in versions if str(v.number).startswith(incomplete)]
+
+
+def complete_device(incomplete: str) -> list[str]:
+    """Names of devices, for the shell."""
+    return [device for device in DEVICES if device.startswith(incomplete)]
+
+
+# --------------------------------------------------------------------------------------------- numbers
+
+
+def _number(text: str, what: str, form: str, holds: Callable[[float], bool]) -> float:
+    """A number on the command line. The option parser's own message would not repeat what was typed."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise UsageError(f"{what} {text!r} is not a number", form) from None
+    if not holds(value):  # NaN holds nowhere
+        raise UsageError(f"{what} {text} is out of range", form)
+    return value
+
+
+def _whole(text: str, what: str, form: str, last: int, first: int) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 20 or not first <= int(text) <= last:
+        raise UsageError(f"{what} {text!r} is not a whole number in range", form)
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    return _whole(text, "--seed", "give one from 0 to 2^63 - 1, such as 1", 2**63 - 1, 0)
+
+
+def _workers(text: str) -> int:
+    return _whole(text, "--workers", "give a number of threads from 1 to 1024", 1024, 1)
+
+
+def _tolerance(text: str) -> float:
+    return _number(text, "tolerance", "give a number of at least 0, such as 1e-3", lambda x: 0 <= x < math.inf)
+
+
+def _seconds(text: str) -> float:
+    # Long enough for a night; a timer cannot wait for 10^300 seconds.
+    return _number(text, "--time-limit", "give seconds above 0, such as 30", lambda x: 0 < x <= 100_000)
+
+
+# --------------------------------------------------------------------------------------------- options
+
+TargetsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[TARGET]...",
+        help="FAMILY or FAMILY:VERSIONS, such as attention_backward:1,3-5. None means every family.",
+        autocompletion=complete_family,
+        show_default=False,
+    ),
+]
+TargetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="FAMILY or FAMILY:VERSIONS, such as attention_backward:5.",
+        autocompletion=complete_family,
+    ),
+]
+OptionalTargetArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[TARGET]",
+        help="FAMILY, or FAMILY:VERSIONS such as attention_backward:5. None shows the families.",
+        autocompletion=complete_family,
+        show_default=False,
+    ),
+]
+VersionsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--version",
+        "--versions",
+        metavar="N",
+        help="Versions: 5, or 1,3-5. All of them if left out.",
+        autocompletion=complete_version,
+    ),
+]
+BlockOption = Annotated[
+    str | None,
+    typer.Option(
+        "--block-size",
+        "--block-sizes",
+        metavar="N",
+        help="Threads per block, a multiple of 32 up to 1024. The family's choice if left out.",
+    ),
+]
+BlocksOption = Annotated[
+    str | None,
+    typer.Option(
+        "--block-sizes",
+        "--block-size",
+        metavar="RANGE",
+        help="32..1024 (powers of two), 32..256:32 (steps) or 32,96,768. All that a version has if left out.",
+    ),
+]
+SizesOption = Annotated[
+    list[str] | None,
+    typer.Option("--size", metavar="NAME=RANGE", help="A size, such as T=128 or T=128..1024; once for each name."),
+]
+PresetOption = Annotated[
+    str | None,
+    typer.Option("--preset", metavar="NAME", help="Sizes by name: default (for a GPU), small (for the emulator)."),
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option("--dtype", metavar="NAME", help="fp32, tf32, bf16 or fp16. The family's first if left out."),
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option("--seed", metavar="N", parser=_seed, help="Fixes the inputs. Random, and shown, if left out."),
+]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="|".join(DEVICES),
+        help="Where kernels run. auto takes the GPU if there is one.",
+        autocompletion=complete_device,
+    ),
+]
+FamilyDirOption = Annotated[
+    list[Path] | None,
+    typer.Option("--family-dir", metavar="DIR", help="A folder of your own families or versions. May be repeated."),
+]
+RtolOption = Annotated[
+    float | None,
+    typer.Option(
+        "--rtol",
+        metavar="X",
+        parser=_tolerance,
+        help=f"Relative {_OVERRIDES}",
+    ),
+]
+AtolOption = Annotated[
+    float | None,
+    typer.Option(
+        "--atol",
+        metavar="X",
+        parser=_tolerance,
+        help=f"Absolute {_OVERRIDES}",
+    ),
+]
+TimeLimitOption = Annotated[
+    float,
+    typer.Option("--time-limit", metavar="SECONDS", parser=_seconds, help="A launch that takes longer counts as hung."),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option("--workers", metavar="N", parser=_workers, help="CPU threads of the emulator. All cores if left out."),
+]
+FullOption = Annotated[
+    bool, typer.Option("--full", help="Time versions over 0.1 s a launch at every block size, not at one.")
+]
+ResultsOption = Annotated[
+    Path,
+    typer.Option("--results", metavar="DIR", envvar="KBENCH_RESULTS", help="Where records and tables are written."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error, and whole compiler logs.")]
+
+
+def bench_options(
+    *,
+    device: str,
+    family_dir: list[Path] | None,
+    seed: int | None,
+    rtol: float | None,
+    atol: float | None,
+    time_limit: float,
+    workers: int | None,
+    debug: bool,
+    full: bool = False,
+) -> Options:
+    """The options of a Bench, with their values checked. Raises UsageError."""
+    from kbench.sweep import Options
+
+    if device not in DEVICES:
+        raise UsageError(f"unknown device {device!r}", f"write --device {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
+    return Options(
+        device=device,
+        family_dirs=tuple(family_dir or ()),
+        seed=seed,
+        rtol=rtol,
+        atol=atol,
+        time_limit=time_limit,
+        debug=debug,
+        full=full,
+        workers=workers,
+    )
+
+
+def family_names(targets: list[str] | None, family_dir: list[Path] | None) -> list[str]:
+    """The targets as given, or every family where none is named."""
+    if targets:
+        return targets
+    from kbench.catalog import load_catalog
+
+    return list(load_catalog(family_dir or ()).names)

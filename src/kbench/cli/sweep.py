@@ -1,0 +1,154 @@
+"""`kbench sweep`: every version at every block size, checked, then timed; records and tables on disk."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from kbench import __version__
+from kbench.cli import options as o
+from kbench.cli.screen import Column, Screen
+from kbench.cli.session import Selection, Session, describe, run_rows
+from kbench.grammar import parse_range, parse_sizes, parse_targets
+from kbench.results.best import contest, load_best, median, ties, update_best, winners
+from kbench.results.schema import Row
+from kbench.results.store import RunWriter, require_writable
+from kbench.results.tables import (
+    by_family,
+    by_problem,
+    determinism,
+    interval,
+    mark,
+    milliseconds,
+    share_of_bound,
+    write_tables,
+)
+
+EXAMPLES = (
+    "kbench sweep attention_backward --versions 1,7-8 --block-sizes 64..256",
+    "kbench sweep attention_backward:8 --size T=32,64 --block-sizes 32..128:32",
+)
+
+
+def sweep(
+    targets: o.TargetsArgument = None,
+    version: o.VersionsOption = None,
+    block_sizes: o.BlocksOption = None,
+    size: o.SizesOption = None,
+    preset: o.PresetOption = None,
+    dtype: o.DtypeOption = None,
+    seed: o.SeedOption = None,
+    device: o.DeviceOption = "auto",
+    family_dir: o.FamilyDirOption = None,
+    rtol: o.RtolOption = None,
+    atol: o.AtolOption = None,
+    time_limit: o.TimeLimitOption = 30.0,
+    full: o.FullOption = False,
+    workers: o.WorkersOption = None,
+    results: o.ResultsOption = Path("results"),
+    json: o.JsonOption = False,
+    debug: o.DebugOption = False,
+) -> int:
+    """Check, then time, every version at every block size; one row each, the fastest marked.
+
+    Failures, refusals and crashes are rows with their reason. Rows are written to the results folder as they
+    come, so that a stopped sweep keeps what it has. The emulator gives verdicts, and neither times nor winners.
+    """
+    screen = Screen(json)
+    selection = Selection(
+        parse_targets(o.family_names(targets, family_dir), version),
+        "sweep",
+        block_sizes=parse_range(block_sizes, "--block-sizes") if block_sizes is not None else None,
+        sizes=parse_sizes(size or []),
+        preset=preset,
+        dtype=dtype,
+    )
+    options = o.bench_options(
+        device=device,
+        family_dir=family_dir,
+        seed=seed,
+        rtol=rtol,
+        atol=atol,
+        time_limit=time_limit,
+        workers=workers,
+        debug=debug,
+        full=full,
+    )
+    # Both before any work: an hour of measuring must not end in "cannot write".
+    require_writable(results)
+    load_best(results)
+
+    writers: list[RunWriter] = []
+
+    def record(session: Session) -> RunWriter:
+        recorded = {**asdict(options), "family_dirs": [str(folder) for folder in options.family_dirs]}
+        recorded["seed"] = session.seed
+        writer = RunWriter(
+            results,
+            device=session.device,
+            command=["kbench", *sys.argv[1:]],
+            options=recorded,
+            kbench_version=__version__,
+        )
+        writers.append(writer)
+        return writer
+
+    session = run_rows(options, selection, screen, record)
+    _finish(session, writers[0], screen)
+    return session.finish(screen, debug)
+
+
+def _finish(session: Session, writer: RunWriter, screen: Screen) -> None:
+    """Tables on the screen and on disk, and the winners into best.json."""
+    best = winners(session.rows)
+    screen.document(
+        "sweep",
+        session.document(
+            run=str(writer.path),
+            winners=[{"family": r.family, "version": r.version, "block": r.block, **r.sizes} for r in best.values()],
+        ),
+    )
+    for rows in by_family(session.rows).values():
+        for group in by_problem(rows):
+            _table(session, group, screen)
+    write_tables(writer.folder, writer.id, session.rows)
+    screen.say(f"records: {writer.path}")
+    screen.say(f"tables:  {writer.folder / 'tables' / writer.id}")
+    if session.timed:  # also without a winner: a row may have proven a kept one wrong
+        changed = update_best(writer.folder, session.rows, writer.id)
+        screen.say(f"best:    {writer.folder / 'best.json'} (changed: {changed})")
+
+
+def _table(session: Session, rows: Sequence[Row], screen: Screen) -> None:
+    first = rows[0]
+    mode = f", {first.cache_mode} L2" if session.timed else ""
+    screen.say(f"{first.family}: {first.problem}, {first.dtype}{mode}, seed {session.seed}")
+    screen.say(f"on {describe(session.device)}\n")
+    columns = [Column(""), Column("ver", "right"), Column("block", "right"), Column("check"), Column("bound", "right")]
+    if session.timed:
+        columns += [Column("median ms", "right"), Column("95% interval")]
+    else:
+        columns.append(Column("same bits"))
+    columns.append(Column("why", flexible=True))
+    best = winners(rows)
+    screen.table(columns, [_line(row, best.get(contest(row)), session.timed) for row in rows])
+    screen.say()
+    for winner in best.values():
+        tied = sum(ties(row, winner) for row in rows)
+        also = f"; {tied} within its interval (~)" if tied else ""
+        name = f"version {winner.version} at block size {winner.block}"
+        screen.say(f"* fastest: {name}, {milliseconds(median(winner))} ms ({interval(winner)}){also}")
+    if not session.timed:
+        screen.say("no times and no winner: the emulator is not a GPU")
+    screen.say()
+
+
+def _line(row: Row, best: Row | None, timed: bool) -> list[str]:
+    cells = [mark(row, best), str(row.version), str(row.block), row.status, share_of_bound(row)]
+    if timed:
+        cells += [milliseconds(median(row)) if row.measurement else "", interval(row)]
+    else:
+        cells.append(determinism(row))
+    return [*cells, row.reason or (row.measurement or {}).get("note", "")]

@@ -1,0 +1,249 @@
+"""Run files: one per run under `results/runs/`, written row by row, so that a killed run keeps what it had.
+
+A run file is JSON Lines. Line 1 is the header ("kind": "header"), then one line a row ("kind": "row"), and a
+footer ("kind": "footer") if the run came to its end. `results/README.md` describes the fields.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from kbench.errors import CannotRunError, UsageError
+from kbench.results.schema import SCHEMA_VERSION, STATUSES, Row
+from kbench.results.strict_json import dumps
+
+RUNS = "runs"
+LATEST = "latest"
+TABLES = "tables"
+
+
+def row_key(row: Row) -> tuple[object, ...]:
+    """What makes two rows the same experiment: family, version, sizes, dtype, block, params, cache mode, device."""
+    sizes, params = tuple(sorted(row.sizes.items())), tuple(sorted(row.params.items()))
+    return (row.family, row.version, sizes, row.dtype, row.block, params, row.cache_mode, row.device)
+
+
+def require_writable(folder: Path) -> None:
+    """Prove, before any work, that results can be written below `folder`, and leave nothing behind.
+
+    The folder itself need not exist. Raises CannotRunError.
+    """
+    # A file is really created, because permission bits say nothing about read-only mounts, quotas and root.
+    for needed in (folder, folder / RUNS, folder / TABLES):
+        existing = needed
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        try:
+            with tempfile.NamedTemporaryFile(dir=existing, prefix=".kbench-"):
+                pass
+        except OSError as error:
+            raise _unwritable(existing, error) from error
+
+
+class RunWriter:
+    """Writes one run file. Use it as a context manager: leaving it writes the footer.
+
+    folder: the results folder. device: what Device.describe() says; its "name" becomes part of the file name.
+    Raises CannotRunError when a write fails.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        device: Mapping[str, Any],
+        command: Sequence[str],
+        options: Mapping[str, Any],
+        kbench_version: str,
+    ) -> None:
+        started = datetime.now(UTC)
+        slug = _slug(str(device.get("name", "device")))
+        # The random part keeps two runs of one second apart.
+        self.id = f"{started:%Y%m%dT%H%M%SZ}-{slug}-{secrets.token_hex(3)}"
+        self.folder = folder
+        self.path = folder / RUNS / f"{self.id}.jsonl"
+        self._statuses: Counter[str] = Counter()
+        self._file = self._open()
+        self._write(
+            {
+                "kind": "header",
+                "schema": SCHEMA_VERSION,
+                "kbench": kbench_version,
+                "id": self.id,
+                "started": _stamp(started),
+                "command": list(command),
+                "device": dict(device),
+                "options": dict(options),
+            }
+        )
+        replace_text(folder / LATEST, f"{RUNS}/{self.path.name}\n")
+
+    def append(self, row: Row) -> None:
+        """Write one row and hand it to the operating system: from then on, killing this process loses nothing."""
+        self._write({"kind": "row", **row.to_dict()})
+        self._statuses[row.status] += 1
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if not isinstance(error, CannotRunError):  # the disk that refused a row refuses a footer too
+                self._write(
+                    {
+                        "kind": "footer",
+                        "finished": _stamp(datetime.now(UTC)),
+                        "rows": self._statuses.total(),
+                        "statuses": dict(self._statuses),
+                        "ended": _ending(error),
+                    }
+                )
+        finally:
+            # Closing tries once more to write what a full disk refused; that error was reported already.
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+    def _open(self) -> TextIO:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return self.path.open("x", encoding="utf-8")
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def _write(self, data: Mapping[str, Any]) -> None:
+        try:
+            self._file.write(dumps(data) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+
+@dataclass
+class Run:
+    """A run file as read back. footer is None if the run was killed; warnings are one line each."""
+
+    path: Path
+    header: dict[str, Any]
+    rows: list[Row]
+    footer: dict[str, Any] | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        return str(self.header.get("id", self.path.stem))
+
+
+def read_run(path: Path) -> Run:
+    """Read a run file. A last line that was cut off is dropped with a warning.
+
+    Raises UsageError, naming file and line, for a file of another kind or of a newer schema.
+    """
+    lines = _lines(path)
+    run = Run(path, _header(path, lines), [])
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            data = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                run.warnings.append(f"{path}: line {number} is cut off and was left out: the run was killed there")
+                break
+            raise UsageError(f"{path}:{number} is not JSON", "the file was damaged after it was written") from error
+        if isinstance(data, dict) and data.get("kind") == "footer":
+            run.footer = data
+        else:
+            run.rows.append(_row(path, number, data))
+    return run
+
+
+def latest_run(folder: Path) -> Path:
+    """The run file that `results/latest` names. Raises UsageError if there is none."""
+    try:
+        path = folder / (folder / LATEST).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise UsageError(f"{folder} holds no runs", "`kbench sweep` writes one") from error
+    if not path.is_file():
+        raise UsageError(f"{folder / LATEST} names {path}, which is not there", "run `kbench sweep` again")
+    return path
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file in one step, so that a reader sees the old text or the new. Raises CannotRunError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(temporary, 0o644)  # mkstemp makes it private; results are as readable as any other file
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        # splitlines() would also break at U+2028 and the like, which JSON strings may hold.
+        return path.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _header(path: Path, lines: Sequence[str]) -> dict[str, Any]:
+    try:
+        header = json.loads(lines[0])
+    except ValueError:
+        header = None
+    if not isinstance(header, dict) or header.get("kind") != "header" or not isinstance(header.get("schema"), int):
+        raise UsageError(f"{path} is not a run file of kbench", "its first line has to be a header with a schema")
+    if header["schema"] > SCHEMA_VERSION:
+        raise UsageError(
+            f"{path} was written by kbench {header.get('kbench', '?')} with schema {header['schema']}, "
+            f"and this kbench reads schemas up to {SCHEMA_VERSION}",
+            "update kbench",
+        )
+    return header
+
+
+def _row(path: Path, number: int, data: Any) -> Row:
+    if not isinstance(data, dict) or data.get("kind") != "row" or data.get("status") not in STATUSES:
+        raise UsageError(f"{path}:{number} is not a row of results")
+    try:
+        return Row.from_dict(data)
+    except TypeError as error:
+        raise UsageError(f"{path}:{number} lacks fields of a row: {error}") from error
+
+
+def _slug(name: str) -> str:
+    # Device names hold spaces, slashes and parentheses; 24 characters tell cards apart.
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:24].strip("-") or "device"
+
+
+def _ending(error: BaseException | None) -> str:
+    if error is None:
+        return "complete"
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {error}"
+
+
+def _stamp(moment: datetime) -> str:
+    return moment.isoformat(timespec="seconds")
+
+
+def _unwritable(path: Path, error: OSError) -> CannotRunError:
+    return CannotRunError(
+        f"cannot write {path}: {error.strerror or error}", "choose another folder with --results DIR or $KBENCH_RESULTS"
+    )

@@ -1,0 +1,103 @@
+"""From what was typed to the rows that it asks for: which versions, problems and block sizes, in what order."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kbench.catalog import Catalog
+from kbench.errors import UsageError
+from kbench.family import Family, Problem, Version
+from kbench.jobs import Job
+
+# 256 threads fill every GPU's multiprocessors, and are the block size that most kernels are written for.
+_USUAL_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a command asks for. targets: families with version numbers (None: all); none at all means every family.
+    mode: "run", "check" or "sweep". block_sizes, preset, dtype: None where the user left it open."""
+
+    targets: Sequence[tuple[str, Sequence[int] | None]]
+    mode: str
+    block_sizes: Sequence[int] | None
+    sizes: Mapping[str, Sequence[int]]
+    preset: str | None
+    dtype: str | None
+
+    def jobs(self, catalog: Catalog, device_kind: str) -> Iterator[Job]:
+        """The rows, small problems first, so that the first failure is also the smallest.
+
+        Raises UsageError for names that do not exist, and for sizes that break a rule of the family.
+        """
+        purpose = "check" if self.mode == "check" else "time"
+        for name, numbers in self.targets or [(name, None) for name in catalog.names]:
+            family = catalog[name]
+            versions = [catalog.version(name, number) for number in numbers or family.by_number]
+            dtype = _checked_dtype(family, self.dtype)
+            for shape in self._shapes(family, dtype, device_kind):
+                for version in versions:
+                    if shape.versions is not None and version.number not in shape.versions:
+                        continue
+                    for block in self._blocks(version, shape):
+                        yield Job(name, version.number, version.idea, dict(shape.sizes), dtype, block, purpose)
+
+    def _shapes(self, family: Family, dtype: str, device_kind: str) -> list[_Shape]:
+        if self.mode == "check" and not self.sizes and self.preset is None:
+            shapes = [_Shape(shape.sizes, shape.versions, shape.block_sizes) for shape in family.check_shapes]
+            return sorted(shapes, key=lambda shape: volume(family, shape.sizes, dtype))
+        base = _checked_preset(family, self.preset or ("default" if device_kind == "cuda" else "small"))
+        unknown = sorted(set(self.sizes) - set(family.sizes))
+        if unknown:
+            raise UsageError(f"{family.name} has no size {unknown[0]!r}", f"its sizes are {', '.join(family.sizes)}")
+        choices = [self.sizes.get(name, [base[name]]) for name in family.sizes]
+        shapes = [_Shape(dict(zip(family.sizes, values, strict=True))) for values in itertools.product(*choices)]
+        for shape in shapes:
+            _require_valid(family, shape.sizes, dtype)
+        return shapes
+
+    def _blocks(self, version: Version, shape: _Shape) -> Sequence[int]:
+        """Block sizes of a version to run: a fixed one runs once, whatever was asked."""
+        if version.fixed is not None:
+            return [version.fixed]
+        if self.block_sizes is not None:
+            return self.block_sizes
+        if self.mode == "run":
+            return [min(version.blocks, key=lambda block: abs(math.log2(block / _USUAL_BLOCK)))]
+        return [block for block in version.blocks if shape.block_sizes is None or block in shape.block_sizes]
+
+
+@dataclass(frozen=True)
+class _Shape:
+    sizes: Mapping[str, int]
+    versions: tuple[int, ...] | None = None
+    block_sizes: tuple[int, ...] | None = None
+
+
+def volume(family: Family, sizes: Mapping[str, int], dtype: str) -> int:
+    """Elements of all tensors: what makes a problem small or large."""
+    return sum(tensor.count for tensor in family.tensors(Problem(sizes, dtype)))
+
+
+def _checked_dtype(family: Family, dtype: str | None) -> str:
+    if dtype is not None and dtype not in family.dtypes:
+        raise UsageError(f"{family.name} has no dtype {dtype!r}", f"it has {', '.join(family.dtypes)}")
+    return dtype or family.dtypes[0]
+
+
+def _checked_preset(family: Family, preset: str) -> Mapping[str, int]:
+    if preset not in family.presets:
+        raise UsageError(f"{family.name} has no preset {preset!r}", f"it has {', '.join(family.presets)}")
+    return family.presets[preset]
+
+
+def _require_valid(family: Family, sizes: Mapping[str, int], dtype: str) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise UsageError(f"size {name}={size} must be at least 1")
+    for rule in family.rules:
+        if not rule.holds(Problem(sizes, dtype)):
+            raise UsageError(f"{family.name} needs {rule.text}; here {Problem(sizes, dtype)}")

@@ -1,0 +1,303 @@
+"""The command line as such: help, bad input, completion, start-up, `list` and `doctor`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kbench import __version__
+from kbench.cli import machine
+from kbench.cli.app import run_command
+from kbench.errors import Exit
+
+COMMANDS = ("list", "run", "check", "sweep", "doctor")
+
+TOY = """
+from kbench.family import CheckShape, Family, Rule, Tensor, Version
+from kbench.family import normal
+
+def plan(problem, block, props):
+    return ()
+
+toy = Family(
+    name="toy", summary="doubles [numbers]", sizes={"N": "how many"}, dtypes=("fp32",),
+    presets={"default": {"N": 1024}, "small": {"N": 8}}, check_shapes=(CheckShape({"N": 3}, "odd"),),
+    tensors=lambda problem: (Tensor("x", (problem["N"],), "fp32", "in", draw=normal(0, 1)),),
+    reference=lambda problem, inputs, error, xp: {},
+    versions=(
+        Version(1, "one thread an element", plan, ("fp32",)),
+        Version(2, "one block", plan, ("fp32",), fixed=256, rules=(Rule("N even", lambda p: p["N"] % 2 == 0),)),
+        Version(3, "some sizes", plan, ("fp32",), block_sizes=(32, 96), gpu_only="tensor cores"),
+    ),
+    rules=(Rule("N below 2^31", lambda p: p["N"] < 2**31),),
+)
+"""
+
+
+@pytest.fixture
+def toys(tmp_path: Path) -> Path:
+    folder = tmp_path / "toys"
+    folder.mkdir()
+    (folder / "toy.py").write_text(TOY)
+    (folder / "toy.cu").write_text("")
+    return folder
+
+
+def kbench(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kbench", *arguments]
+    paths = os.pathsep.join(sys.path)
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths, **environment}, timeout=60
+    )
+
+
+# ------------------------------------------------------------------------------------------------ help
+
+
+def test_help_names_commands_and_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["--help"]) == 0
+    out = capsys.readouterr().out
+    for command in COMMANDS:
+        assert f"\n  {command} " in out
+    for status in Exit:
+        assert f"\n  {int(status):>4}  " in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_ends_its_help_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command([command, "-h"]) == 0
+    text = capsys.readouterr().out
+    examples = text.partition("Examples:\n")[2].splitlines()
+    assert examples and all(line.strip().startswith(f"kbench {command}") for line in examples)
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["list"]])
+def test_help_and_list_import_nothing_heavy(arguments: list[str]) -> None:
+    """What keeps them quick: `kbench --help` takes 0.1 s, numpy alone takes as long again, pandas several times it."""
+    program = "import sys; from kbench.cli.app import run_command; run_command(sys.argv[1:]); print(*sys.modules)"
+    command = [sys.executable, "-c", program, *arguments]
+    paths = os.pathsep.join(sys.path)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "kbench.cli.app" in loaded
+    assert not loaded & {"cupy", "pandas", "numpy"}
+
+
+def test_version_and_module_entry() -> None:
+    done = kbench("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"kbench {__version__}\n", "")
+
+
+def test_no_command_is_wrong_usage_and_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command([]) == Exit.USAGE
+    captured = capsys.readouterr()
+    assert captured.out == "" and "Usage: kbench" in captured.err
+
+
+# ------------------------------------------------------------------------------------------- bad input
+
+BAD = [
+    ("chekc", "'chekc'"),
+    ("run", "missing argument"),
+    ("run attention_backward --nosuch", "--nosuch"),
+    ("run attention_bakward", "did you mean attention_backward?"),
+    ("list attention_bakward", "did you mean attention_backward?"),
+    ("list attention_backward:99", "no version 99"),
+    ("run attention_backward --version abc", "'abc'"),
+    ("run attention_backward --version 99", "no version 99"),
+    ("run attention_backward --version", "--version"),
+    ("run attention_backward:", "'attention_backward:'"),
+    ("run attention_backward --block-size 0", "block size 0"),
+    ("run attention_backward --block-size 33", "block size 33"),
+    ("run attention_backward --block-size 2048", "block size 2048"),
+    ("run attention_backward --block-size abc", "'abc'"),
+    ("sweep attention_backward --block-sizes 1024..32", "reversed"),
+    ("sweep attention_backward --block-sizes ,", "empty part"),
+    ("sweep attention_backward --size T=0", "T=0"),
+    ("sweep attention_backward --size T=-3", "'-3' is negative"),
+    ("check attention_backward --seed 1.5", "'1.5'"),
+    ("check attention_backward --seed -1", "'-1'"),
+    ("check attention_backward --rtol nan", "nan"),
+    ("check attention_backward --atol -1", "-1"),
+    ("check attention_backward --time-limit 0", "--time-limit 0"),
+    ("check attention_backward --workers 0", "'0'"),
+    ("check attention_backward --device gpu", "auto, cuda or emulator"),
+    ("check --family-dir /no/such/folder", "/no/such/folder"),
+]
+
+
+@pytest.mark.parametrize(("command", "words"), BAD, ids=[command for command, _ in BAD])
+def test_bad_input_is_one_line_and_status_2(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    device = [] if "--device" in command or command.split()[0] in ("list", "chekc") else ["--device", "emulator"]
+    words_of = command.split()
+    # The device goes first, so that an option that lacks its value stays the last word.
+    assert run_command([words_of[0], *device, *words_of[1:]]) == Exit.USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("kbench: error: ") and captured.err.count("\n") == 1
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_debug_shows_the_traceback_of_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["run", "a", "--version", "abc", "--debug"]) == Exit.USAGE
+    assert "Traceback" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------- streams
+
+
+def test_a_reader_that_goes_away_is_no_error_and_hides_none(toys: Path) -> None:
+    (toys / "broken.py").write_text("import nosuchmodule\n")
+    (toys / "broken.cu").write_text("")
+    paths = os.pathsep.join(sys.path)
+    broken = ["list", "--family-dir", str(toys)]
+    for arguments, status in ((["list"], 0), (["--help"], 0), (["list", "--json"], 0), (broken, Exit.USAGE)):
+        command = [sys.executable, "-m", "kbench", *arguments]
+        read, write = os.pipe()
+        os.close(read)
+        environment = {**os.environ, "PYTHONPATH": paths}
+        done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=environment)
+        os.close(write)
+        assert done.returncode == status
+        assert "Traceback" not in done.stderr and "Broken" not in done.stderr
+
+
+def test_an_encoding_without_the_characters_is_no_error(toys: Path) -> None:
+    (toys / "toy.py").write_text(TOY.replace("one block", "≤ one block"))
+    done = kbench("list", "toy", "--family-dir", str(toys), PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and "? one block" in done.stdout
+
+
+def test_colour_only_where_it_is_wanted(toys: Path) -> None:
+    assert "\x1b[" not in kbench("list", "toy", "--family-dir", str(toys)).stdout
+    forced = kbench("list", "toy", "--family-dir", str(toys), FORCE_COLOR="1", TERM="xterm")
+    assert "\x1b[" in forced.stdout
+
+
+# ------------------------------------------------------------------------------------------ completion
+
+
+def complete(line: str) -> list[str]:
+    words = line.split(" ")
+    environment = {"_KBENCH_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    return kbench(**environment).stdout.split()
+
+
+def test_the_shell_completes_commands_families_and_devices(toys: Path) -> None:
+    assert complete("kbench sw") == ["sweep"]
+    assert complete("kbench run attention_b") == ["attention_backward"]
+    assert complete(f"kbench check --family-dir {toys} to") == ["toy"]
+    assert complete("kbench run --device em") == ["emulator"]
+    assert "1" in complete("kbench run attention_backward --version ")
+
+
+def test_completion_installs_for_a_shell(tmp_path: Path) -> None:
+    shown = kbench("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert shown.returncode == 0 and "_KBENCH_COMPLETE" in shown.stdout
+    done = kbench("--install-completion", "bash", HOME=str(tmp_path), _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert done.returncode == 0
+    assert list(tmp_path.rglob("kbench*"))
+
+
+# ------------------------------------------------------------------------------------------------ list
+
+
+def test_list_shows_families_and_survives_a_broken_one(toys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (toys / "broken.py").write_text("import nosuchmodule\n")
+    (toys / "broken.cu").write_text("")
+    assert run_command(["list", "--family-dir", str(toys)]) == Exit.USAGE
+    captured = capsys.readouterr()
+    assert "attention_backward" in captured.out and "doubles [numbers]" in captured.out
+    assert "broken.py:1" in captured.err
+
+
+def test_list_of_a_family_shows_its_contract(toys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["list", "toy", "--family-dir", str(toys)]) == 0
+    out = capsys.readouterr().out
+    for words in ("N (how many)", "preset small: N=8", "rule: N below 2^31", "one thread an element", "32..1024"):
+        assert words in out
+    for words in ("needs N even", "256 (fixed)", "32,96", "only on a GPU: tensor cores"):
+        assert words in " ".join(out.split())
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_list_as_json(toys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["list", "toy:2-3", "--family-dir", str(toys), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [version["number"] for version in document["versions"]] == [2, 3]
+    assert document["family"]["check_shapes"] == [{"sizes": {"N": 3}, "why": "odd"}]
+    assert run_command(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["faults"] == []
+
+
+# ---------------------------------------------------------------------------------------------- doctor
+
+
+def test_doctor_names_what_is_missing_and_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kbench.device.cuda.probe.probe_gpu", lambda: "no NVIDIA driver")
+    monkeypatch.setattr(machine, "gpu_name_and_driver", lambda: None)
+    monkeypatch.setenv("KBENCH_CXX", "no-such-compiler")
+    _forget_compiler()
+    try:
+        assert run_command(["doctor", "--results", str(tmp_path)]) == Exit.CANNOT
+        captured = capsys.readouterr()
+        text = " ".join(captured.out.split())
+        assert "apt install g++" in text and "no NVIDIA driver" in text and "no-such-compiler" in text
+        assert all(len(line) <= 80 for line in captured.out.splitlines() if line.startswith(" "))
+        assert "neither" in captured.err
+        assert run_command(["doctor", "--json"]) == Exit.CANNOT
+        facts = {fact["name"]: fact for fact in json.loads(capsys.readouterr().out)["facts"]}
+        assert facts["C++ compiler"]["state"] == "missing"
+    finally:
+        _forget_compiler()
+
+
+def test_doctor_is_content_with_a_gpu_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kbench.device.cuda.probe.probe_gpu", lambda: "")
+    monkeypatch.setattr(machine, "gpu_name_and_driver", lambda: ("NVIDIA H200", "580.1"))
+    monkeypatch.setenv("KBENCH_CXX", "no-such-compiler")
+    _forget_compiler()
+    try:
+        assert run_command(["doctor"]) == 0
+        assert "NVIDIA H200, driver 580.1" in capsys.readouterr().out
+    finally:
+        _forget_compiler()
+
+
+def test_doctor_finds_read_only_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    run_command(["doctor", "--results", str(tmp_path / "file"), "--json"])
+    facts = {fact["name"]: fact for fact in json.loads(capsys.readouterr().out)["facts"]}
+    assert facts["results"]["state"] == "missing" and "--results DIR" in facts["results"]["remedy"]
+
+
+def test_nvidia_smi_is_read_or_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for answer, expected in (
+        ("echo 'NVIDIA H200, 580.159.04'; echo 'NVIDIA H200, 580.159.04'", ("NVIDIA H200", "580.159.04")),
+        ("echo 'NVIDIA-SMI has failed'; exit 9", None),
+        ("exit 0", None),
+        ("echo garbage", None),
+    ):
+        tool.write_text(f"#!/bin/sh\n{answer}\n")
+        tool.chmod(0o755)
+        assert machine.gpu_name_and_driver() == expected
+
+
+def _forget_compiler() -> None:
+    from kbench.device.emulator.compiler import find_compiler
+
+    find_compiler.cache_clear()

@@ -1,0 +1,107 @@
+"""The README and the examples of every command's help do what they say: they are executed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kbench.cli import check, doctor, run, sweep
+from kbench.cli import list as listing
+from kbench.cli.app import run_command
+from kbench.device.cuda.probe import probe_gpu
+from kbench.device.emulator.compiler import find_compiler
+from kbench.errors import CannotRunError, Exit
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FENCE = re.compile(r"^```(\w+) ?(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = FENCE.findall(README)
+COMMANDS = [
+    (line.removeprefix("$ "), "gpu" in info.split())
+    for kind, info, text in BLOCKS
+    if kind == "console"
+    for line in text.splitlines()
+    if line.startswith("$ ")
+]
+EXAMPLES = [line for command in (listing, run, check, sweep, doctor) for line in command.EXAMPLES]
+
+
+def cannot_run() -> str:
+    """Why no kernel can run on this machine; empty if one can."""
+    try:
+        find_compiler()
+    except CannotRunError as error:
+        return f"{probe_gpu()}, and {error.message}" if probe_gpu() else ""
+    return ""
+
+
+needs_kernels = pytest.mark.skipif(bool(cannot_run()), reason=cannot_run() or "kernels can run")
+
+
+@pytest.fixture
+def folder_with_the_files_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, name, text in BLOCKS:
+        if kind in ("cuda", "python"):
+            path = tmp_path / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+    monkeypatch.chdir(tmp_path)
+
+
+def execute(line: str) -> int:
+    words = shlex.split(line)
+    assert words[0] == "kbench", f"only kbench can be executed here, not {line!r}"
+    return run_command(words[1:])
+
+
+def test_the_readme_has_commands_and_files() -> None:
+    # Guards the tests below against a changed way of writing fences, which would leave them nothing to do.
+    assert len(COMMANDS) >= 8
+    assert {kind for kind, _, _ in BLOCKS} == {"sh", "console", "cuda", "python"}
+    assert any(gpu for _, gpu in COMMANDS)
+
+
+@needs_kernels
+@pytest.mark.emulator
+@pytest.mark.parametrize(("line", "gpu"), COMMANDS, ids=[line for line, _ in COMMANDS])
+@pytest.mark.usefixtures("folder_with_the_files_of_the_readme")
+def test_readme_commands(line: str, gpu: bool) -> None:
+    if gpu and (reason := probe_gpu()):
+        pytest.skip(f"only on a GPU: {reason}")
+    assert execute(line) == Exit.OK
+
+
+@needs_kernels
+@pytest.mark.emulator
+@pytest.mark.parametrize("line", EXAMPLES)
+@pytest.mark.usefixtures("folder_with_the_files_of_the_readme")
+def test_examples_of_the_help(line: str) -> None:
+    assert execute(line) == Exit.OK
+
+
+@needs_kernels
+@pytest.mark.emulator
+def test_make_run_with_an_interpreter_as_it_is() -> None:
+    command = ["make", "run", f"PYTHON={sys.executable}", "VENV=", "ARGS=--seed 1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "attention_backward version 5" in done.stdout and "seed 1\n" in done.stdout
+
+
+def test_the_make_targets_that_the_readme_names_exist() -> None:
+    named = set(re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)", README, re.MULTILINE))
+    named = {first or second for first, second in named}
+    assert {"run", "test", "help"} <= named
+    for target in named:
+        done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_exit_statuses_of_the_readme_are_all_there() -> None:
+    table = {int(number) for number in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
+    assert table == {int(status) for status in Exit}
