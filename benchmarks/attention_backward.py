@@ -22,11 +22,12 @@ SIZES = {"B": 4, "T": 1024, "C": 768, "NH": 12}  # the family's default preset
 
 def kbench_rows() -> list[dict]:
     from kbench.grammar import Target
+    from kbench.selection import Selection
     from kbench.sweep import Bench, Options
 
     with Bench(Options(device="cuda"), lambda line: print(line, file=sys.stderr)) as bench:
         target = Target("attention_backward", (7, 8))
-        return [row.to_dict() for row in bench.rows(bench.jobs([target], mode="sweep", dtype="tf32"))]
+        return [row.to_dict() for row in bench.rows(bench.jobs(Selection([target], "sweep", dtype="tf32")))]
 
 
 def torch_times() -> dict[str, float]:

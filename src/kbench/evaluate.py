@@ -75,7 +75,7 @@ class Evaluator:
                 return {"kind": self.device.kind, "device": self.device.describe()}
             case "jobs":
                 with self.channel.limit(_PLAN_SECONDS, "loading the family files"):
-                    jobs = Selection(**request["select"]).jobs(self.catalog, self.device.kind)
+                    jobs = Selection.from_dict(request["select"]).jobs(self.catalog, self.device.kind)
                     return [asdict(job) for job in jobs]
             case "announce":
                 return self.announce([Job(**job) for job in request["jobs"]])

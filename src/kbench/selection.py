@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from kbench.catalog import Catalog
 from kbench.errors import UsageError
 from kbench.family import Family, Problem, Version
+from kbench.grammar import Target
 from kbench.jobs import Job
 
 # 256 threads fill every GPU's multiprocessors, and are the block size that most kernels are written for.
@@ -18,15 +20,20 @@ _USUAL_BLOCK = 256
 
 @dataclass(frozen=True)
 class Selection:
-    """What a command asks for. targets: families with version numbers (None: all); none at all means every family.
-    mode: "run", "check" or "sweep". block_sizes, preset, dtype: None where the user left it open."""
+    """What a command asks for. targets: none at all means every family. mode: "run", "check" or "sweep".
+    block_sizes, preset, dtype: None where the user left it open."""
 
-    targets: Sequence[tuple[str, Sequence[int] | None]]
+    targets: Sequence[Target]
     mode: str
-    block_sizes: Sequence[int] | None
-    sizes: Mapping[str, Sequence[int]]
-    preset: str | None
-    dtype: str | None
+    block_sizes: Sequence[int] | None = None
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    preset: str | None = None
+    dtype: str | None = None
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Selection:
+        """The reverse of dataclasses.asdict, after a trip through JSON."""
+        return cls(**{**data, "targets": [Target(**target) for target in data["targets"]]})
 
     def jobs(self, catalog: Catalog, device_kind: str) -> Iterator[Job]:
         """The rows, small problems first, so that the first failure is also the smallest.
@@ -34,9 +41,9 @@ class Selection:
         Raises UsageError for names that do not exist, and for sizes that break a rule of the family.
         """
         purpose = "check" if self.mode == "check" else "time"
-        for name, numbers in self.targets or [(name, None) for name in catalog.names]:
-            family = catalog[name]
-            versions = [catalog.version(name, number) for number in numbers or family.by_number]
+        for target in self.targets or [Target(name) for name in catalog.names]:
+            name, family = target.family, catalog[target.family]
+            versions = [catalog.version(name, number) for number in target.versions or family.by_number]
             dtype = _checked_dtype(family, self.dtype)
             for shape in self._shapes(family, dtype, device_kind):
                 for version in versions:

@@ -11,9 +11,9 @@ from typing import Any
 
 from kbench.device.worker import Worker, WorkerLost
 from kbench.errors import CannotRunError, KernelFault, UsageError
-from kbench.grammar import Target
 from kbench.jobs import Job
 from kbench.results.schema import Row
+from kbench.selection import Selection
 
 # A version slower than this is timed at one block size only, unless asked for all: a sweep must stay a matter
 # of seconds, and a kernel this slow is not chosen for its block size.
@@ -64,26 +64,13 @@ class Bench:
             self._worker = None
         self._drop_worker()
 
-    def jobs(
-        self,
-        targets: Sequence[Target],
-        *,
-        mode: str,
-        block_sizes: list[int] | None = None,
-        sizes: dict[str, list[int]] | None = None,
-        preset: str | None = None,
-        dtype: str | None = None,
-    ) -> list[Job]:
-        """The rows of a command, in the order in which they run. mode: "run", "check" or "sweep".
+    def jobs(self, selection: Selection) -> list[Job]:
+        """The rows of a command, in the order in which they run.
 
         Raises UsageError for an unknown family, version, size, preset or dtype, and for sizes that break a
         rule of the family.
         """
-        select = {
-            "targets": [(target.family, target.versions and list(target.versions)) for target in targets],
-            "mode": mode, "block_sizes": block_sizes, "sizes": sizes or {}, "preset": preset, "dtype": dtype,
-        }  # fmt: skip
-        return [Job(**job) for job in self._call({"do": "jobs", "select": select})]
+        return [Job(**job) for job in self._call({"do": "jobs", "select": asdict(selection)})]
 
     def rows(self, jobs: Sequence[Job]) -> Iterator[Row]:
         """Run the jobs, one row each. A version's failure is its row, never an exception."""

@@ -16,6 +16,7 @@ from kbench.check.probe import probe
 from kbench.check.prove import prove, recheck
 from kbench.family import Problem, kernels_of
 from kbench.grammar import Target
+from kbench.selection import Selection
 from kbench.source import load_source
 from kbench.sweep import Bench, Options
 from planted_symptoms import AFTER_TIMING, EMULATOR
@@ -35,7 +36,7 @@ def rows():
     """One row per version and block size that a symptom is about, from one bench: as a user would get them."""
     options = Options(device="emulator", family_dirs=(PLANTED,), seed=1, time_limit=1.5)
     with Bench(options, lambda note: None) as bench:
-        jobs = bench.jobs([Target("planted", None)], mode="check", block_sizes=[128, 512])
+        jobs = bench.jobs(Selection([Target("planted")], "check", block_sizes=[128, 512]))
         wanted = [job for job in jobs if job.version in EMULATOR and job.block == EMULATOR[job.version].block]
         return {row.version: row for row in bench.rows(wanted)}
 

@@ -6,6 +6,7 @@ import pytest
 
 from kbench.catalog import load_catalog
 from kbench.grammar import Target
+from kbench.selection import Selection
 from kbench.sweep import Bench, Options
 
 FAMILY = "attention_backward"
@@ -19,7 +20,7 @@ def bench():
 
 
 def rows_of(bench, versions=None, **select):
-    return list(bench.rows(bench.jobs([Target(FAMILY, versions)], **select)))
+    return list(bench.rows(bench.jobs(Selection([Target(FAMILY, versions)], **select))))
 
 
 def said(rows):

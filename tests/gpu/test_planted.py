@@ -9,6 +9,7 @@ import pytest
 
 from kbench.catalog import load_catalog
 from kbench.grammar import Target
+from kbench.selection import Selection
 from kbench.sweep import Bench, Options
 from planted_symptoms import AFTER_TIMING, GPU
 
@@ -22,7 +23,7 @@ def open_bench():
 
 def sweep(bench, symptoms, sizes):
     """One row per version and block size that a symptom is about, proved and, where that passes, timed."""
-    jobs = bench.jobs([Target("planted", None)], mode="sweep", block_sizes=[128, 512], sizes=sizes)
+    jobs = bench.jobs(Selection([Target("planted")], "sweep", block_sizes=[128, 512], sizes=sizes))
     wanted = [job for job in jobs if job.version in symptoms and job.block == symptoms[job.version].block]
     return {row.version: row for row in bench.rows(wanted)}
 

@@ -7,11 +7,12 @@ from typing import Any
 
 from kbench.cli import options as o
 from kbench.cli.screen import Column, Screen, cut
-from kbench.cli.session import Selection, Session, describe, run_rows
+from kbench.cli.session import Session, describe, run_rows
 from kbench.errors import Exit
 from kbench.grammar import parse_range, parse_sizes, parse_targets
 from kbench.results.schema import Row
 from kbench.results.tables import by_family, determinism, percent, worst_used
+from kbench.selection import Selection
 
 EXAMPLES = (
     "kbench check attention_backward:5 --block-sizes 32,256",

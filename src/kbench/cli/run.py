@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from kbench.cli import options as o
 from kbench.cli.screen import Column, Screen, cut
-from kbench.cli.session import Selection, Session, describe, run_rows
+from kbench.cli.session import Session, describe, run_rows
 from kbench.errors import CannotRunError, Exit, UsageError
 from kbench.grammar import parse_block_size, parse_sizes, parse_targets
 from kbench.results.best import contest, median, winners
 from kbench.results.schema import Row
 from kbench.results.tables import by_problem, determinism, interval, mark, milliseconds, percent, share_of_bound, spread
+from kbench.selection import Selection
 
 EXAMPLES = (
     "kbench run attention_backward --version 5",

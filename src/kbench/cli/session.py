@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kbench.cli.screen import Screen, report_error
 from kbench.errors import Exit, KbenchError, worst
-from kbench.grammar import Target
 from kbench.results.schema import Row
+from kbench.selection import Selection
 
 if TYPE_CHECKING:
     from kbench.sweep import Options
@@ -20,18 +20,6 @@ class Recorder(Protocol):
     """Takes each row as soon as it is there."""
 
     def append(self, row: Row) -> None: ...
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which rows a command asks for: the arguments of Bench.jobs."""
-
-    targets: Sequence[Target]
-    mode: str
-    block_sizes: list[int] | None = None
-    sizes: dict[str, list[int]] = field(default_factory=dict)
-    preset: str | None = None
-    dtype: str | None = None
 
 
 @dataclass
@@ -112,14 +100,7 @@ def run_rows(
     session = Session()
     # The bench closes inside: it has to see a Ctrl-C, so as not to wait for a worker that is still busy.
     with session._kept(), Bench(options, screen.note) as bench:
-        jobs = bench.jobs(
-            list(selection.targets),
-            mode=selection.mode,
-            block_sizes=selection.block_sizes,
-            sizes=selection.sizes,
-            preset=selection.preset,
-            dtype=selection.dtype,
-        )
+        jobs = bench.jobs(selection)
         session.device, session.device_kind = dict(bench.device), bench.device_kind
         session.seed, session.planned = bench.seed, len(jobs)
         recorder: AbstractContextManager[Recorder | None] = record(session) if record else nullcontext()

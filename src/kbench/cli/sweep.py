@@ -10,7 +10,7 @@ from pathlib import Path
 from kbench import __version__
 from kbench.cli import options as o
 from kbench.cli.screen import Column, Screen
-from kbench.cli.session import Selection, Session, describe, run_rows
+from kbench.cli.session import Session, describe, run_rows
 from kbench.grammar import parse_range, parse_sizes, parse_targets
 from kbench.results.best import contest, load_best, median, ties, update_best, winners
 from kbench.results.schema import Row
@@ -25,6 +25,7 @@ from kbench.results.tables import (
     share_of_bound,
     write_tables,
 )
+from kbench.selection import Selection
 
 EXAMPLES = (
     "kbench sweep attention_backward --versions 1,7-8 --block-sizes 64..256",

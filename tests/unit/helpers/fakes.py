@@ -7,6 +7,7 @@ from typing import Any
 
 from kbench.errors import KbenchError
 from kbench.results.schema import Row
+from kbench.selection import Selection
 
 
 def make_row(version: int = 1, **changes: Any) -> Row:
@@ -60,7 +61,7 @@ def measured(median_ms: float, half_width: float = 0.01) -> dict[str, Any]:
 class FakeBench:
     """Stands in for kbench.sweep.Bench: hands out `script`, rows or errors, one for each job.
 
-    asked: the keyword arguments of the last call of `jobs`. before_row: called with the position of each row.
+    asked: the last selection given to `jobs`, as a dict. before_row: called with the position of each row.
     """
 
     script: Iterable[Row | BaseException] = ()
@@ -83,8 +84,8 @@ class FakeBench:
 
     closed_with: Any = None
 
-    def jobs(self, targets: list[Any], **asked: Any) -> list[Any]:
-        type(self).asked = {"targets": targets, **asked}
+    def jobs(self, selection: Selection) -> list[Any]:
+        type(self).asked = vars(selection)
         if self.jobs_error is not None:
             raise self.jobs_error
         return list(self.script)
