@@ -58,6 +58,14 @@ def test_redzone_damage_is_found_once_and_repaired(device: EmulatorDevice, offse
     device.free(buffer)
 
 
+@pytest.mark.parametrize("value", [0, 0xFF, 0x7F])
+def test_a_zero_a_minus_one_and_a_nan_written_past_the_end_are_all_damage(device: EmulatorDevice, value: int) -> None:
+    buffer = device.alloc(Tensor("x", (3,), "int32", "out"))
+    ctypes.memset(buffer.address + 12, value, 4)
+    damage = device.damage(buffer)
+    assert damage is not None and damage.offset == 12
+
+
 def test_damage_on_both_sides_is_repaired_together(device: EmulatorDevice) -> None:
     buffer = device.alloc(tensor("x", (5,)))
     for offset in (-8, -7, 24):

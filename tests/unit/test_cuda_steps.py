@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kbench.device import redzone
 from kbench.device.arguments import parse_signature
 from kbench.device.base import Buffer, Damage, KernelInfo
 from kbench.device.cuda import memory
@@ -152,14 +153,13 @@ def test_a_launch_passes_addresses_and_typed_values(driver: RecordingDriver) -> 
 
 
 def test_the_redzone_pattern_is_a_nan_in_every_type_and_no_other_fill() -> None:
-
-    zone = memory._pattern_at(0)
+    zone = redzone.pattern(0, memory.REDZONE)
     assert zone.size == memory.REDZONE and memory.REDZONE % 256 == 0
     for dtype in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64):
         assert np.isnan(zone.view(dtype)).all()
     assert not {0xFF, 0x00} & set(zone.tolist())
     # Behind a tensor of an odd number of bytes the pattern goes on where the allocation's left off.
-    assert memory._pattern_at(1)[0] == zone[1] and memory._pattern_at(3)[1] == zone[0]
+    assert redzone.pattern(1, 8)[0] == zone[1] and redzone.pattern(3, 8)[1] == zone[0]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_damage_is_located_and_mended(monkeypatch: pytest.MonkeyPatch, at: int, 
 
     monkeypatch.setattr(memory, "copy_out", lambda address, v, stream: ctypes.memmove(v.ctypes.data, address, v.nbytes))
     monkeypatch.setattr(memory, "copy_in", lambda address, v, stream: ctypes.memmove(address, v.ctypes.data, v.nbytes))
-    whole = np.full(memory.REDZONE + 4, memory._PATTERN, dtype=np.uint16).view(np.uint8)
+    whole = np.full(memory.REDZONE + 4, redzone.PATTERN, dtype=np.uint16).view(np.uint8)
     allocation = whole.copy()
     buffer = Buffer(Tensor("t", (7,), "uint8", "out"), None, allocation.ctypes.data + memory.REDZONE)
     allocation[memory.REDZONE : memory.REDZONE + 7] = 1  # the tensor itself may be written

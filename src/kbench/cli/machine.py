@@ -176,7 +176,7 @@ def _has_module(module: str) -> bool:
 
 
 def _cache() -> Fact:
-    from kbench.device.cuda.cache import cache_folder
+    from kbench.device.cache_folder import cache_folder
 
     folder = cache_folder()
     size = sum(_size(Path(place) / name) for place, _, names in os.walk(folder) for name in names)

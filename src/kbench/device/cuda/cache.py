@@ -17,20 +17,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kbench.device.cache_folder import cache_folder
+
 logger = logging.getLogger(__name__)
 
 # The format is in the first line: a later one makes old entries unreadable, that is, made again.
 _MAGIC = b"kbench cache entry 1\n"
 
 Key = Mapping[str, Any]
-
-
-def cache_folder() -> Path:
-    """$KBENCH_CACHE, else $XDG_CACHE_HOME/kbench, else ~/.cache/kbench. It need not exist."""
-    if own := os.environ.get("KBENCH_CACHE"):
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "kbench"
 
 
 def load(kind: str, key: Key) -> tuple[dict[str, Any], bytes] | None:

@@ -10,15 +10,13 @@ import numpy as np
 from kbench.device.base import Buffer, Damage
 from kbench.device.cuda.steps import driver_api
 from kbench.device.dtypes import numpy_dtype
+from kbench.device.redzone import PATTERN, pattern
 from kbench.errors import CannotRunError
 from kbench.family import Tensor
 
 # On each side: more than a row of any tensor of a transformer (C = 1600, 4 C wide, fp32: 25,600 bytes), so that
 # a kernel that is one row off is caught too. A multiple of 256, which keeps the tensor aligned.
 REDZONE = 65_536
-# Repeated over the allocation. As fp16, bf16, fp32 or fp64 it is a NaN, so that a kernel that reads beyond a
-# tensor spoils its own result; it differs from poison (0xFF...) and from the NaN that a GPU computes (0x7FFF...).
-_PATTERN = 0x7FF5
 
 
 def allocate(tensor: Tensor, free_memory: Callable[[], int], stream: Any) -> Buffer:
@@ -28,7 +26,7 @@ def allocate(tensor: Tensor, free_memory: Callable[[], int], stream: Any) -> Buf
     size = REDZONE + tensor.nbytes + REDZONE
     size += size % 2  # the pattern has two bytes
     memory = reserve(size, f"tensor {tensor.name}", free_memory)
-    driver_api().cuMemsetD16Async(memory.ptr, _PATTERN, size // 2, stream.ptr)
+    driver_api().cuMemsetD16Async(memory.ptr, PATTERN, size // 2, stream.ptr)
     inside = memory + REDZONE
     array = cupy.ndarray(tensor.shape, dtype=numpy_dtype(tensor.dtype), memptr=inside)
     return Buffer(tensor, array, int(inside.ptr), memory)
@@ -69,16 +67,10 @@ def check_redzones(buffer: Buffer, stream: Any) -> Damage | None:
     """
     first: Damage | None = None
     for start in (-REDZONE, buffer.tensor.nbytes):
-        found, whole = np.empty(REDZONE, dtype=np.uint8), _pattern_at(start)
+        found, whole = np.empty(REDZONE, dtype=np.uint8), pattern(start, REDZONE)
         copy_out(buffer.address + start, found, stream)
         wrong = np.flatnonzero(found != whole)
         if wrong.size:
             copy_in(buffer.address + start, whole, stream)
             first = first or Damage(buffer.tensor.name, start + int(wrong[0]), int(wrong.size))
     return first
-
-
-def _pattern_at(start: int) -> Any:
-    """The bytes of a whole redzone that begins `start` bytes from the tensor."""
-    pair = np.array([_PATTERN], dtype="<u2").view(np.uint8)
-    return np.resize(np.roll(pair, start % 2), REDZONE)

@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from kbench.device.cache_folder import cache_folder
+
 log = logging.getLogger("kbench.emulator")
 
 # A library cut short by a full disk or a crash would kill the process that maps it, so its digest is appended to
@@ -30,7 +32,7 @@ def key_of(parts: Iterable[str]) -> str:
 @functools.cache
 def folder() -> Path:
     """Where libraries are kept: $KBENCH_CACHE/emulator, the user's cache or, with a note, a temporary folder."""
-    wanted = _wanted_folder()
+    wanted = cache_folder() / "emulator"
     try:
         wanted.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=wanted):
@@ -42,16 +44,6 @@ def folder() -> Path:
             wanted, error.strerror, temporary,
         )  # fmt: skip
         return temporary
-
-
-def _wanted_folder() -> Path:
-    if os.environ.get("KBENCH_CACHE"):
-        return Path(os.environ["KBENCH_CACHE"]) / "emulator"
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "kbench" / "emulator"
-    except RuntimeError:  # no home folder
-        return Path(tempfile.gettempdir()) / f"kbench-{os.getuid()}" / "emulator"
 
 
 def library(name: str, make: Callable[[Path], None]) -> Path:

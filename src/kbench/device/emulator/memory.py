@@ -1,6 +1,6 @@
 """Tensors in memory of their own, between redzones and beyond them pages that fault when touched.
 
-    | guard: faults | front redzone, 0xFF | the tensor | up to 15 bytes, 0xFF | guard: faults |
+    | guard: faults | front redzone | the tensor | back redzone, up to 15 bytes | guard: faults |
 
 The tensor ends at the guard as closely as 16-byte alignment allows, so that the first access past its end is
 caught on the spot; what the redzones catch is found afterwards.
@@ -20,10 +20,10 @@ import numpy as np
 from kbench.device.base import Buffer, Damage
 from kbench.device.dtypes import numpy_dtype
 from kbench.device.emulator.runtime import Runtime
+from kbench.device.redzone import pattern
 from kbench.errors import CannotRunError
 from kbench.family import Array, Tensor
 
-REDZONE = 0xFF  # a NaN in every floating-point type: reading it shows, too
 _ALIGNMENT = 16  # of a tensor: the widest load that a kernel may do on it
 # A guard costs address space only. As wide as its tensor, it catches being off by a whole row or plane; within
 # limits, so that a tensor of a few bytes is not the neighbour of another, and a huge one does not use up the space.
@@ -76,8 +76,8 @@ class Memory:
         place = self._reserve(tensor.name, tensor.count * dtype.itemsize)
         array = _bytes_at(place.start, place.nbytes).view(dtype).reshape(tensor.shape)
         buffer = Buffer(tensor, array, place.start, place)
-        for zone in _redzones(place):
-            zone[...] = REDZONE
+        for zone, whole in _redzones(place):
+            zone[...] = whole
         with self._lock:
             self._buffers[place.start] = buffer
         return buffer
@@ -101,12 +101,12 @@ class Memory:
     def damage(self, buffer: Buffer) -> Damage | None:
         """The first redzone that changed; all are repaired."""
         first: Damage | None = None
-        for zone, offset in zip(_redzones(buffer.handle), _zone_offsets(buffer.handle), strict=True):
-            changed = np.flatnonzero(zone != REDZONE)
+        for (zone, whole), offset in zip(_redzones(buffer.handle), _zone_offsets(buffer.handle), strict=True):
+            changed = np.flatnonzero(zone != whole)
             if changed.size and first is None:
                 first = Damage(buffer.tensor.name, offset + int(changed[0]), int(changed.size))
             if changed.size:
-                zone[...] = REDZONE
+                zone[...] = whole
         return first
 
     def describe(self, address: int, is_write: bool | None) -> str:
@@ -147,8 +147,10 @@ def _distance(place: Place, address: int) -> int:
     return max(place.start - address, address - place.end, 0)
 
 
-def _redzones(place: Place) -> tuple[Array, Array]:
-    return _bytes_at(place.base, place.start - place.base), _bytes_at(place.end, place.base + place.size - place.end)
+def _redzones(place: Place) -> tuple[tuple[Array, Array], ...]:
+    """The zone before and the zone behind the tensor, each with what it must hold."""
+    zones = (_bytes_at(place.base, place.start - place.base), _bytes_at(place.end, place.base + place.size - place.end))
+    return tuple((zone, pattern(start, zone.size)) for zone, start in zip(zones, _zone_offsets(place), strict=True))
 
 
 def _zone_offsets(place: Place) -> tuple[int, int]:
