@@ -84,7 +84,7 @@ class Bench:
             if self._worker is None:
                 self._announce(jobs[position + 1 :])
             if key in slow and row.status == "pass" and not self.options.full:
-                row.reason = f"over {SLOW_MS / 1000:g} s a launch: timed at one block size only, --full times all"
+                row.reason = "slow: timed at one block size only (--full times all)"
             if row.measurement is not None and row.measurement["median_ms"] > SLOW_MS:
                 slow.add(key)
             yield row

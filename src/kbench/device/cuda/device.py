@@ -16,6 +16,7 @@ from kbench.device.cuda.compile import OPTIONS, Cubin, compile_cubin, nvrtc_vers
 from kbench.device.cuda.faults import error_of, translated
 from kbench.device.cuda.gemm import CublasLt, PreparedGemm
 from kbench.device.cuda.memory import allocate, check_redzones, copy_in, copy_out, reserve
+from kbench.device.cuda.probe import driver_release
 from kbench.device.cuda.probe import probe_gpu as probe_gpu
 from kbench.device.cuda.steps import Kernel, PreparedCopy, PreparedFill, PreparedLaunch, Runner, driver_api
 from kbench.device.cuda.tune import choose
@@ -83,12 +84,13 @@ class CudaDevice(Device):
             yield
 
     def describe(self) -> dict[str, Any]:
-        runtime, driver = self._runtime.runtimeGetVersion(), self._runtime.driverGetVersion()
+        runtime, supported = self._runtime.runtimeGetVersion(), self._runtime.driverGetVersion()
         facts = {
             "kind": self.kind,
             "name": self.props.name,
             "arch": self.props.arch,
-            "driver": _dotted(driver),
+            "driver": driver_release() or f"for CUDA {_dotted(supported)}",
+            "cuda_driver": _dotted(supported),
             "cuda_runtime": _dotted(runtime),
             "compiler": f"NVRTC {'.'.join(map(str, nvrtc_version()))}",
             "options": list(OPTIONS),

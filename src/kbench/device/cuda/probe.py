@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 
 # "driver 580 or later" says more to a user than CUDA's own number (CUDA Toolkit release notes, table 3).
+_NVML_VERSION_BYTES = 80  # NVML's own constant for the length of version texts, NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
 _FIRST_DRIVER = {12: "525.60", 13: "580"}
 
 
@@ -28,6 +29,19 @@ def probe_gpu() -> str:
 def driver_version() -> int:
     """CUDA version that the driver supports, such as 13000; 0 without a driver."""
     return _driver()[0]
+
+
+def driver_release() -> str:
+    """The driver's own version, such as "580.159.04"; "" where NVML does not say."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return ""
+    text = ctypes.create_string_buffer(_NVML_VERSION_BYTES)
+    if library.nvmlInit_v2() or library.nvmlSystemGetDriverVersion(text, _NVML_VERSION_BYTES):
+        return ""
+    library.nvmlShutdown()
+    return text.value.decode()
 
 
 def _driver() -> tuple[int, str]:
