@@ -30,13 +30,14 @@ TEST_READY := $(VENV)/.ready-test-$(CUDA)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run sweep test test-all gpu-test lint clean
+.PHONY: help run sweep test test-all test-cuda12 gpu-test lint clean
 
 help:
 	@echo "make run       set up, then: kbench run attention_backward --version 5   (ARGS=... adds options)"
 	@echo "make sweep     set up, then: kbench sweep attention_backward             (ARGS=... adds options)"
 	@echo "make test      set up, then lint and all tests but the slow ones         (PYTEST_ARGS=... for pytest)"
 	@echo "make test-all  the slow ones too"
+	@echo "make test-cuda12  import and compile with CUDA 12's packages, in an environment of their own"
 	@echo "make gpu-test  only the tests that need a GPU"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove the environment and caches; results/ stays"
@@ -54,6 +55,12 @@ test: lint
 test-all: lint
 	$(PY) -m pytest $(PYTEST_ARGS)
 
+# All of the extra cuda12 but cuBLAS and NVML, which do nothing without a GPU. No GPU has run this combination.
+test-cuda12: $(VENV)-cuda12/.ready
+	$(VENV)-cuda12/bin/python -m pytest $(CUDA12_TESTS) $(PYTEST_ARGS)
+
+CUDA12_TESTS := $(wildcard tests/unit/test_cu*.py tests/unit/test_nvrtc*.py tests/unit/test_*compile*.py)
+
 gpu-test: $(TEST_READY)
 	$(PY) -m pytest tests/gpu $(PYTEST_ARGS)
 
@@ -62,7 +69,7 @@ lint: $(TEST_READY)
 	$(PY) -m mypy
 
 clean:
-	rm -rf $(if $(strip $(VENV)),"$(VENV)") build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(if $(strip $(VENV)),"$(VENV)" "$(VENV)-cuda12") build dist .mypy_cache .pytest_cache .ruff_cache
 	find src tests dev_kernels -name __pycache__ -type d -prune -exec rm -rf {} +
 
 ifneq ($(strip $(VENV)),)
@@ -79,5 +86,11 @@ $(RUN_READY) $(TEST_READY): pyproject.toml | $(VENV)/bin/python
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.$(WITH)' || { \
 	  echo "make: pip could not install kbench$(WITH), its message is above: check the network, or use an interpreter" >&2; \
 	  echo "      that has the packages already: make $(firstword $(MAKECMDGOALS)) PYTHON=python3 VENV=" >&2; exit 1; }
+	@touch $@
+
+$(VENV)-cuda12/.ready: pyproject.toml
+	@$(PYTHON) -m venv "$(VENV)-cuda12"
+	@$(VENV)-cuda12/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,nvrtc12]' \
+	  'cupy-cuda12x>=14.2' 'nvmath-python>=1.0'
 	@touch $@
 endif

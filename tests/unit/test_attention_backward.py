@@ -372,11 +372,6 @@ def compile_with_nvcc(path: Path, folder: Path, *options: str) -> str:
 
 
 @needs_nvcc
-def test_source_compiles_alone(tmp_path: Path) -> None:
-    compile_with_nvcc(SOURCE, tmp_path, "-Werror", "all-warnings")
-
-
-@needs_nvcc
 def test_no_registers_are_spilled_and_all_block_sizes_fit(tmp_path: Path) -> None:
     """Every instantiation of the default problem and of an odd one, as compiled for the H200."""
     names = dict.fromkeys(

@@ -1,0 +1,72 @@
+"""Every kernel that a plan of kbench's own families names compiles, for every architecture that is supported."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kbench.catalog import kernel_folder, load_catalog
+from kbench.family import Family, Problem, Props, Version, kernels_of
+from kbench.source import load_source
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+CATALOG = load_catalog()
+VERSIONS = [
+    pytest.param(name, version.number, id=f"{name}:{version.number}")
+    for name in CATALOG.names
+    for version in CATALOG[name].versions
+]
+PROPS = Props("any GPU", "sm_90", 132, 2048, 1024, 48 << 10, 227 << 10, 228 << 10, 65536, 50 << 20, 80 << 30)
+has_nvrtc = importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.bindings") is not None
+
+
+def kernels(family: Family, version: Version) -> list[str]:
+    """Over all presets, check shapes, dtypes and block sizes that the version takes."""
+    names: dict[str, None] = {}
+    for sizes in [*family.presets.values(), *(shape.sizes for shape in family.check_shapes)]:
+        for dtype in version.dtypes:
+            for block in version.blocks:
+                problem = Problem(sizes, dtype)
+                if not family.refusal(version, problem, block):
+                    names.update(dict.fromkeys(kernels_of(version.plan(problem, block, PROPS))))
+    return list(names)
+
+
+@pytest.mark.skipif(not has_nvrtc, reason="cuda-bindings, and with it NVRTC, is not installed")
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("name, number", VERSIONS)
+def test_every_kernel_compiles(name: str, number: int, arch: str) -> None:
+    from kbench.device.cuda.compile import compile_cubin
+
+    family = CATALOG[name]
+    version = family.by_number[number]
+    if version.arch and version.arch.rstrip("af") != arch:
+        pytest.skip(f"it is for {version.arch} only")
+    wanted = kernels(family, version)
+    cubin = compile_cubin(load_source(Path(family.sources[number]), (kernel_folder(),)), wanted, version.arch or arch)
+    assert set(cubin.infos) == set(wanted)
+    for kernel, info in cubin.infos.items():
+        assert info.registers is not None and 0 < info.registers <= 255, kernel
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
+@pytest.mark.parametrize("name", CATALOG.names)
+def test_the_source_compiles_alone_with_nvcc(name: str, tmp_path: Path) -> None:
+    for source in sorted(set(CATALOG[name].sources.values())):
+        command = [
+            "nvcc",
+            "-std=c++17",
+            "-arch=sm_90",
+            "-Werror",
+            "all-warnings",
+            "-c",
+            source,
+            "-o",
+            str(tmp_path / "out.o"),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0 and not done.stderr, done.stderr
