@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from kbench.errors import KbenchError, UsageError
-from kbench.family import Family, Problem, Version
+from kbench.family import DTYPES, Family, Problem, Version
 
 _PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\.(?P<extra>\w+))?\.py")
 
@@ -53,12 +53,23 @@ class Catalog(Mapping[str, Family]):
     def __getitem__(self, name: str) -> Family:
         """The family of this name. Raises UsageError, suggesting the nearest name, or naming the broken file."""
         if name not in self._files:
-            near = difflib.get_close_matches(name, self.names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"families: {', '.join(self.names) or 'none'}"
-            raise UsageError(f"unknown family {name!r}", hint)
+            raise UsageError(f"unknown family {name!r}", self._hint(name))
         if name not in self._loaded:
             self._loaded[name] = _load_family(name, self._files[name])
         return self._loaded[name]
+
+    def _hint(self, name: str) -> str:
+        for folder in self.folders:
+            half = next((half for half in (folder / f"{name}.cu", folder / f"{name}.py") if half.is_file()), None)
+            if half is not None:
+                other = half.with_suffix(".py" if half.suffix == ".cu" else ".cu")
+                return f"{shown(half)} is there, but a family needs {other.name} beside it"
+            if next(folder.glob(f"{name}.*.cu"), None):
+                return f"{shown(folder)} only adds versions to it; the family's own {name}.cu and {name}.py are missing"
+        near = difflib.get_close_matches(name, self.names, n=1)
+        if near:
+            return f"did you mean {near[0]}?"
+        return f"families: {', '.join(self.names) or 'none'}; --family-dir DIR adds a folder of your own"
 
     def version(self, family: str, number: int) -> Version:
         """Raises UsageError, listing the versions, if the family lacks this one."""
@@ -126,12 +137,20 @@ def _load_module(path: Path) -> ModuleType:
     return module
 
 
+def shown(path: Path) -> str:
+    """A path as a user would type it here: relative where it lies below the current folder."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
 def describe_fault(error: BaseException, path: Path) -> str:
     """One line for an exception raised by a family file: file, line, kind and message."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
-        return f"{path.name}:{error.lineno}: {error.msg}"
+        return f"{shown(path)}:{error.lineno}: {error.msg}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    where = f"{path.name}:{lines[-1]}" if lines else path.name
+    where = f"{shown(path)}:{lines[-1]}" if lines else shown(path)
     return f"{where}: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -161,6 +180,9 @@ def _validate(family: Family, path: Path) -> None:
     for preset in ("default", "small"):
         if preset not in family.presets:
             raise UsageError(f"{path.name}: the presets must include {preset!r}")
+    strange = sorted({*family.dtypes, *(d for version in family.versions for d in version.dtypes)} - set(DTYPES))
+    if strange or not family.dtypes:
+        raise UsageError(f"{path.name}: dtypes {strange or 'missing'}; a family has some of {', '.join(DTYPES)}")
     shapes = [*family.presets.values(), *(shape.sizes for shape in family.check_shapes)]
     for sizes in shapes:
         if set(sizes) != set(family.sizes):

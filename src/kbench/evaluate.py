@@ -55,11 +55,13 @@ class Evaluator:
         atol: float | None,
         time_limit: float,
         workers: int | None,
+        repeat_options: Sequence[str] = (),
     ):
         self.channel = channel
         self.seed = seed
         self.time_limit = time_limit
         self.family_dirs = family_dirs
+        self.repeat_options = repeat_options
         self.lost = False  # the device cannot be used any more: this process has to be replaced
         self.tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
         with channel.limit(_PLAN_SECONDS, "loading the family files"):
@@ -108,7 +110,7 @@ class Evaluator:
         family, version = self.catalog[job.family], self.catalog.version(job.family, job.version)
         row = Row(
             job.family, job.version, version.idea, job.sizes, job.dtype, job.block, self.device.kind, "pass", self.seed,
-            overridden=self.tolerance is not None, reproduce=job.command(self.seed, self.device.kind, self.family_dirs),
+            overridden=self.tolerance is not None, reproduce=self._command(job),
         )  # fmt: skip
         try:
             self._evaluate(family, version, job, row)
@@ -116,7 +118,7 @@ class Evaluator:
             self._record(error, row)
         if row.status == "fail" and job.purpose == "time":
             smallest = self._smallest_failing(family, job)
-            row.reproduce = smallest.command(self.seed, self.device.kind, self.family_dirs)
+            row.smaller = self._command(smallest) if smallest is not None else ""
         row.seconds = time.perf_counter() - started
         return row
 
@@ -225,8 +227,11 @@ class Evaluator:
     def _source(self, family: Family, number: int) -> Source:
         return load_source(Path(family.sources[number]), (kernel_folder(),))
 
-    def _smallest_failing(self, family: Family, job: Job) -> Job:
-        """The smallest check shape at which the same version fails with the same block size, else the job itself."""
+    def _command(self, job: Job) -> str:
+        return job.command(self.seed, self.device.kind, self.family_dirs, self.repeat_options)
+
+    def _smallest_failing(self, family: Family, job: Job) -> Job | None:
+        """The smallest check shape at which the same version fails with the same block size, if there is one."""
         size = volume(family, job.sizes, job.dtype)
         shapes = sorted((shape.sizes for shape in family.check_shapes), key=lambda s: volume(family, s, job.dtype))
         for sizes in shapes[:_SHRINK_TRIES]:
@@ -235,7 +240,7 @@ class Evaluator:
                 break
             if self.row(smaller).status == "fail":
                 return smaller
-        return job
+        return None
 
 
 @dataclass(frozen=True)

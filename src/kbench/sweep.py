@@ -47,6 +47,7 @@ class Bench:
             raise UsageError(f"unknown device {options.device!r}", "devices: auto, cuda, emulator")
         self.options = options
         self.seed = options.seed if options.seed is not None else secrets.randbelow(2**31)
+        self.fallback = ""  # why there is no GPU, although one was asked for if there is one
         self._note = note
         self._worker: Worker | None = None
 
@@ -101,7 +102,7 @@ class Bench:
             return "cuda"
         if self.options.device == "cuda":
             raise CannotRunError(f"no GPU can be used: {reason}", "run `kbench doctor`, or use --device emulator")
-        self._note(f"no GPU ({reason}): running on the CPU emulator, with the `small` preset")
+        self.fallback = reason
         return "emulator"
 
     def _announce(self, jobs: Sequence[Job]) -> None:
@@ -130,8 +131,21 @@ class Bench:
         return Row(
             job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device_kind, fault.row_status,
             self.seed, reason=str(fault), details=["the worker process was replaced"],
-            reproduce=job.command(self.seed, self.device_kind, [str(folder) for folder in self.options.family_dirs]),
+            reproduce=job.command(self.seed, self.device_kind, *self._repeat_options()),
         )  # fmt: skip
+
+    def _repeat_options(self) -> tuple[list[str], list[str]]:
+        """What a command that repeats a row takes besides the job: family folders, and options that change verdicts."""
+        options = self.options
+        words = []
+        for name, value, usual in (
+            ("rtol", options.rtol, None),
+            ("atol", options.atol, None),
+            ("time-limit", options.time_limit, Options.time_limit),
+        ):
+            if value != usual:
+                words += [f"--{name}", f"{value:g}"]
+        return [str(folder) for folder in options.family_dirs], words
 
     def _call(self, request: dict[str, Any]) -> Any:
         if self._worker is None:
@@ -143,5 +157,5 @@ class Bench:
         return {
             "device": self.device_kind, "family_dirs": [str(folder) for folder in options.family_dirs],
             "seed": self.seed, "rtol": options.rtol, "atol": options.atol, "time_limit": options.time_limit,
-            "workers": options.workers,
+            "workers": options.workers, "repeat_options": self._repeat_options()[1],
         }  # fmt: skip

@@ -64,6 +64,7 @@ def test_an_extra_in_another_folder_extends_kbenchs_own_family(tmp_path):
         ("scale", FAMILY.format(name="scale").replace('"default"', '"big"'), "must include 'default'"),
         ("scale", FAMILY.format(name="scale").replace('{"N": 4}', '{"M": 4}'), "do not name exactly N"),
         ("scale", FAMILY.format(name="scale").replace("rules=()", THREE), "break the rule"),
+        ("scale", FAMILY.format(name="scale").replace('"fp32"', '"fp64"'), "'fp64'"),
         ("scale.again", EXTRA.format(number=1), "version 1 of scale exists already"),
         ("scale.none", "", "must define `versions`"),
     ],
@@ -80,6 +81,23 @@ def test_unknown_names_suggest_the_nearest():
         load_catalog()["atention_backward"]
     with pytest.raises(UsageError, match="it has 1, 2, 3, 4, 5, 6, 7, 8"):
         load_catalog().version("attention_backward", 77)
+
+
+@pytest.mark.parametrize(
+    "files, words",
+    [
+        (["tanh.cu"], "a family needs tanh.py beside it"),
+        (["tanh.py"], "a family needs tanh.cu beside it"),
+        (["tanh.mine.cu", "tanh.mine.py"], "tanh.cu and tanh.py are missing"),
+        ([], "--family-dir DIR adds a folder"),
+    ],
+)
+def test_a_family_that_is_not_whole_says_what_is_missing(tmp_path, files, words):
+    for name in files:
+        (tmp_path / name).write_text("")
+    with pytest.raises(UsageError) as error:
+        load_catalog([tmp_path])["tanh"]
+    assert words in str(error.value)
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path):

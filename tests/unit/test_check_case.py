@@ -65,7 +65,7 @@ def test_a_reference_cannot_spoil_its_inputs():
         inputs["inp"] *= 0
         return {"out": Expected(inputs["inp"])}
 
-    with pytest.raises(KbenchError, match="family sample: the reference fails at N=6: ValueError"):
+    with pytest.raises(KbenchError, match="family sample: the reference fails at N=6: .*ValueError"):
         make_case(family_of((INP, OUT), reference), PROBLEM, 7)
 
 

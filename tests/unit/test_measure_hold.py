@@ -7,7 +7,7 @@ import pytest
 import kbench.measure.hold as hold
 from kbench.source import load_source
 
-pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed: pip install 'kbench[cuda13]'")
+pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed: pip install -e '.[cuda13]'")
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])

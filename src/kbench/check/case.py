@@ -7,10 +7,12 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kbench.catalog import describe_fault
 from kbench.check.arrays import first_where
 from kbench.check.bound import INTEGERS, is_exact
 from kbench.check.draw import FAMILY_FAULT, draw_inputs
@@ -77,9 +79,10 @@ def make_case(family: Family, problem: Problem, seed: int, structured: bool = Fa
     except MemoryError:
         raise
     except Exception as error:
-        raise KbenchError(
-            f"family {family.name}: the reference fails at {problem}: {type(error).__name__}: {error}", FAMILY_FAULT
-        ) from error
+        # The family's own file, whatever folders add versions to it.
+        file = next((path for path in family.sources.values() if Path(path).name == f"{family.name}.cu"), family.name)
+        what = describe_fault(error, Path(file).with_suffix(".py"))
+        raise KbenchError(f"family {family.name}: the reference fails at {problem}: {what}", FAMILY_FAULT) from error
     expected = {
         tensor.name: _checked(family.name, tensor, answers.get(tensor.name), xp)
         for tensor in tensors.values()

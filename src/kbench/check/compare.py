@@ -119,6 +119,11 @@ def _located(
         if worst is None or float(excess[at]) > worst[0]:
             worst = (float(excess[at]), _location(tensor, part, at))
     kind, notes = explain(tensor, got, expected, mask, verdict.wrong, xp, tolerance, clues)
+    if tolerance is None and not kind and expected.unbounded and not is_exact(tensor):
+        notes.append(
+            f"the family gives {tensor.name} no error bound, so it may only differ by the rounding to {tensor.dtype}: "
+            "see ErrorModel in kbench/family.py if the kernel rounds more than once"
+        )
     return OutputVerdict(
         verdict.name, verdict.compared, verdict.total, verdict.wrong, verdict.used,
         first, worst[1] if worst else None, kind, tuple(notes),

@@ -31,6 +31,7 @@ class DeviceExpected:
         self._value = place(expected.value.reshape(-1))
         bound: Any = expected.bound
         self._bound = float(bound) if np.ndim(bound) == 0 else place(bound.reshape(-1))
+        self.unbounded = isinstance(self._bound, float) and self._bound == 0.0
         self.skip = unspecified_elements(tensor, xp)
         self.compared = tensor.count - (0 if self.skip is None else int(xp.count_nonzero(self.skip)))
 

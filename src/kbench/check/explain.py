@@ -16,6 +16,9 @@ from kbench.family import Array, Tensor
 # What all wrong elements of an output can be, in the order in which it is tried.
 KINDS = ("unwritten", "nan", "infinite", "stale", "zeros", "shifted", "scaled")
 
+# A common factor this near 1 is rounding and not a wrong scale.
+_ROUNDING = 1e-4
+
 # Wrong elements looked at singly to recognise stale, shifted and scaled values: enough that chance cannot
 # agree with all of them, few enough to cost nothing.
 _SAMPLE = 4096
@@ -106,7 +109,9 @@ def _sampled_kind(
             direction = "before" if distance > 0 else "after"
             return "shifted", f"each holds the reference of the element {what} {direction} it"
     factor = _common_factor(values, expected.take(sample, tolerance)[0], xp)
-    return ("scaled", f"they are the reference times {factor:.5g}") if factor is not None else ("", "")
+    if factor is None or abs(factor - 1) < _ROUNDING:
+        return "", ""
+    return "scaled", f"they are the reference times {factor:.5g}"
 
 
 def _agree(values: Array, reference: Array, bound: Array | float, xp: Any) -> bool:

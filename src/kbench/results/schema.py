@@ -33,7 +33,7 @@ class Row:
 
     reason: one line, for every status but pass; a passed row may have a note.
     details: further lines (a located failure, a compiler's log).
-    reproduce: the command that repeats it, on the smallest failing shape.
+    reproduce: the command that repeats it. smaller: the same on the smallest failing check shape, if there is one.
     verdict: {"outputs": [{"name", "compared", "wrong", "used" (largest error over bound, or null)}],
         "deterministic": true/false/null, "judge": "numpy", "launches": n} or None where nothing was checked.
         A failed row also has "findings" [{"kind", "text"}] and, per output, "kind", "notes", "first", "worst".
@@ -56,6 +56,7 @@ class Row:
     reason: str = ""
     details: list[str] = field(default_factory=list)
     reproduce: str = ""
+    smaller: str = ""
     verdict: dict[str, Any] | None = None
     measurement: dict[str, Any] | None = None
     kernels: list[dict[str, Any]] = field(default_factory=list)

@@ -21,6 +21,7 @@ from kbench.device.cuda.cubin import CubinFile
 from kbench.device.cuda.headers import cuda_headers, headers_version
 from kbench.device.cuda.messages import SIGNATURE_HEADER, TAIL_NAME, blames_tail, explain
 from kbench.errors import CannotRunError, CompileError
+from kbench.install import install_command
 from kbench.source import Source
 
 # The same for every kernel, and in every record. No fast math, no flush to zero, contraction to FMA as by default.
@@ -85,7 +86,7 @@ def nvrtc_version() -> tuple[int, int]:
 
 
 def _nvrtc() -> Any:
-    hint = "pip install 'kbench[cuda13]' (driver 580 or later, or no GPU) or 'kbench[cuda12]'"
+    hint = f"{install_command('cuda13')} (driver 580 or later, or no GPU), or the extra cuda12"
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:

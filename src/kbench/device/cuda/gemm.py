@@ -20,6 +20,7 @@ import numpy as np
 from kbench.device.cuda.steps import Address, Runner, raise_if_lost, tensors_by_name
 from kbench.errors import CannotRunError, LaunchRefused
 from kbench.family import ITEM_SIZES, Gemm, Matrix, Tensor
+from kbench.install import install_command
 
 # What a dtype's GEMM multiplies: operand storage, and the name of cuBLAS's compute type. All add up in fp32.
 _COMPUTE = {
@@ -92,7 +93,7 @@ class CublasLt:
 def _missing(what: str) -> CannotRunError:
     return CannotRunError(
         f"the plan has a GEMM, and {what} is missing",
-        "pip install 'kbench[cuda13]' (or cuda12 for a driver before 580)",
+        f"{install_command('cuda13')} (or cuda12 for a driver before 580)",
     )
 
 

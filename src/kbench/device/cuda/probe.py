@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 
+from kbench.install import install_command
+
 # "driver 580 or later" says more to a user than CUDA's own number (CUDA Toolkit release notes, table 3).
 _NVML_VERSION_BYTES = 80  # NVML's own constant for the length of version texts, NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
 _FIRST_DRIVER = {12: "525.60", 13: "580"}
@@ -22,7 +24,7 @@ def probe_gpu() -> str:
     extra = "cuda13" if version >= 13000 else "cuda12"
     if missing:
         package = "CuPy" if missing[0] == "cupy" else "cuda-bindings"
-        return f"there is a GPU, but {package} is not installed: pip install 'kbench[{extra}]'"
+        return f"there is a GPU, but {package} is not installed: {install_command(extra)}"
     return _cupy_fits(version, extra)
 
 
@@ -73,10 +75,10 @@ def _cupy_fits(version: int, extra: str) -> str:
         major = runtime.runtimeGetVersion() // 1000
     except Exception as error:  # whatever a broken installation raises on import
         first_line = (str(error).splitlines() or [""])[0]
-        return f"CuPy does not load ({type(error).__name__}: {first_line}): pip install 'kbench[{extra}]'"
+        return f"CuPy does not load ({type(error).__name__}: {first_line}): {install_command(extra)}"
     if major > version // 1000:
         first = _FIRST_DRIVER.get(major, "a newer one")
         has = f"CUDA {version // 1000}.{version % 1000 // 10}"
         needs = f"CuPy is built for CUDA {major} (driver {first} or later)"
-        return f"{needs}, the driver supports {has}: pip install 'kbench[{extra}]'"
+        return f"{needs}, the driver supports {has}: {install_command(extra)}"
     return ""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kbench.errors import CannotRunError
+from kbench.install import install_command
 
 # Options on which the emulator relies, for its runtime and for kernels alike.
 # The line of a fault: frame pointers, line tables, no call stubs that belong to no line. __shared__ variables of
@@ -25,7 +26,7 @@ COMMON = (
     "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
 )  # fmt: skip
 _CANDIDATES = ("g++", "clang++", "c++")
-_ADVICE = "install the system package g++ (apt install g++, dnf install gcc-c++) or pip install 'kbench[compiler]'"
+_ADVICE = f"install the system package g++ (apt install g++, dnf install gcc-c++) or {install_command('compiler')}"
 
 
 @dataclass(frozen=True)
