@@ -20,17 +20,20 @@ TEST_EXTRAS := [dev,$(if $(filter none,$(CUDA)),nvrtc13,$(CUDA))]
 
 ifeq ($(strip $(VENV)),)
 PY := PYTHONPATH=src $(PYTHON)
-RUN_READY :=
-TEST_READY :=
+RUN_READY := has-run-modules
+TEST_READY := has-test-modules
+GPU_TEST_READY := has-gpu-test-modules
 else
 PY := $(VENV)/bin/python
 # The names hold the extra, so that a machine that got a GPU is set up again.
 RUN_READY := $(VENV)/.ready-run-$(CUDA)
 TEST_READY := $(VENV)/.ready-test-$(CUDA)
+GPU_TEST_READY := $(TEST_READY)
 endif
 
 .DEFAULT_GOAL := help
 .PHONY: help run sweep test test-all test-cuda12 gpu-test lint clean
+.PHONY: has-run-modules has-test-modules has-gpu-test-modules
 
 help:
 	@echo "make run       set up, then: kbench run attention_backward --version 5   (ARGS=... adds options)"
@@ -61,7 +64,7 @@ test-cuda12: $(VENV)-cuda12/.ready
 
 CUDA12_TESTS := $(wildcard tests/unit/test_cu*.py tests/unit/test_nvrtc*.py tests/unit/test_*compile*.py)
 
-gpu-test: $(TEST_READY)
+gpu-test: $(GPU_TEST_READY)
 	$(PY) -m pytest tests/gpu $(PYTEST_ARGS)
 
 lint: $(TEST_READY)
@@ -72,10 +75,38 @@ clean:
 	rm -rf $(if $(strip $(VENV)),"$(VENV)" "$(VENV)-cuda12") build dist .mypy_cache .pytest_cache .ruff_cache
 	find src tests dev_kernels -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# With VENV= nothing is installed, so what is missing is said before Python says it in a traceback.
+RUN_MODULES := numpy ml_dtypes typer rich pandas
+TEST_MODULES := $(RUN_MODULES) pytest ruff mypy pandas-stubs
+
+# Old enough for the Python that it complains about.
+define NEW_ENOUGH
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+  echo "make: kbench needs Python 3.11 or later, and '$(PYTHON)' is older or not there; say which with PYTHON=python3.12" >&2; exit 1; }
+endef
+# $(1): modules; $(2): the extras of kbench that hold them.
+define HAS_MODULES
+@lacks=$$($(PYTHON) -c 'import sys; from importlib.util import find_spec; \
+  print(*[name for name in sys.argv[1:] if find_spec(name) is None])' $(1)); test -z "$$lacks" || { \
+  echo "make: $(PYTHON) lacks $$lacks; install with: $(PYTHON) -m pip install -e '.$(2)'; or leave out VENV=" >&2; exit 1; }
+endef
+
+has-run-modules:
+	$(NEW_ENOUGH)
+	$(call HAS_MODULES,$(RUN_MODULES))
+
+has-test-modules:
+	$(NEW_ENOUGH)
+	$(call HAS_MODULES,$(TEST_MODULES),[dev])
+
+# A machine lent for its GPU need not have the linters.
+has-gpu-test-modules:
+	$(NEW_ENOUGH)
+	$(call HAS_MODULES,$(RUN_MODULES) pytest,[dev])
+
 ifneq ($(strip $(VENV)),)
 $(VENV)/bin/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "make: kbench needs Python 3.11 or later; say which with PYTHON=python3.12" >&2; exit 1; }
+	$(NEW_ENOUGH)
 	@$(PYTHON) -m venv "$(VENV)" || { rm -rf "$(VENV)"; \
 	  echo "make: no virtual environment could be made; Debian and Ubuntu need: apt install python3-venv" >&2; exit 1; }
 

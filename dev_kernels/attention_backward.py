@@ -325,6 +325,7 @@ CHECK_SHAPES = (
     _shape(1, 1, 1, 1, "one of everything"),
     _shape(5, 1, 6, 2, "one token: dq and dk are zero, dv is dout"),
     _shape(3, 2, 10, 2, "two tokens, odd head size"),
+    _shape(1, 3, 1030, 2, "more channels than a block of the layout kernels has threads, head size 515"),
     _shape(1, 7, 5, 1, "prime length, less than a group of eight columns"),
     _shape(2, 33, 12, 4, "one past a warp, head size 3"),
     _shape(1, 65, 8, 2, "odd length with head size 4: rows of 65 elements are not aligned, heads are"),

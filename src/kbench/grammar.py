@@ -11,6 +11,7 @@ from kbench.errors import UsageError
 # More values than this in one range is a slip of the keyboard: each value is a row that compiles and runs.
 MAX_VALUES = 1024
 MAX_VERSION = 9999  # version numbers count up from 1 inside one file
+MAX_BLOCK = 1024  # threads, on every GPU there is
 MAX_DIGITS = 15  # 10^15 elements fit no machine, and products of a few such sizes are still exact integers
 
 _NUMBER = re.compile(r"[0-9]+")
@@ -101,10 +102,14 @@ def parse_sizes(settings: Sequence[str]) -> dict[str, list[int]]:
 
 def parse_block_size(text: str) -> int:
     """One number of threads per block that CUDA can launch in whole warps. Raises UsageError."""
+    if re.search(r"\d\s*(\.\.|,)", text):
+        raise UsageError(f"one block size is wanted here, not {text!r}", "sweep and check take ranges and lists")
     if not _NUMBER.fullmatch(text.strip()):
         raise UsageError(f"block size {text!r} is not a whole number", BLOCK_FORM)
     block = _integer(text.strip())
-    if block % 32 or not 32 <= block <= 1024:
+    if block > MAX_BLOCK:
+        raise UsageError(f"block size {block} is too large: the largest block is {MAX_BLOCK} threads", BLOCK_FORM)
+    if block % 32 or block < 32:
         raise UsageError(f"block size {block} cannot be launched in whole warps of 32", BLOCK_FORM)
     return block
 

@@ -82,7 +82,7 @@ def test_a_wrong_version_says_where_and_how_to_see_it_again(kbench: Runner) -> N
     status, out, _ = kbench("run toy:5", [row])
     assert status == Exit.WRONG
     assert "FAIL: out: 3 of 4096 elements wrong" in out
-    assert "    out[0, 3]: 1 is 2\n    blocks 0 to 3\n" in out
+    assert f"{' ' * 11}out[0, 3]: 1 is 2\n{' ' * 11}blocks 0 to 3\n" in out
     assert "again    kbench run toy --version 5 --seed 7" in out
     assert "time " not in out
 
@@ -109,6 +109,31 @@ def test_a_named_version_that_did_not_run_is_an_error(kbench: Runner, status: st
     assert err.startswith("kbench: error: ") and words in err and err.count("\n") == 1
 
 
+def test_a_family_of_one_version_needs_no_ladder(kbench: Runner) -> None:
+    status, out, _ = kbench("run toy", [make_row(1, median_ms=0.5)])
+    assert status == 0
+    assert "toy version 1: idea number 1" in out and "0.5000 ms median" in out and "speed-up" not in out
+    assert kbench("run toy", [failed(1, "refused", "needs T even")])[0] == Exit.USAGE
+    # One row of two that were planned is a ladder that was interrupted.
+    assert "speed-up" in kbench("run toy", [make_row(1, median_ms=0.5), KeyboardInterrupt()])[1]
+
+
+def test_both_commands_that_repeat_a_failure_are_lines_to_be_copied(kbench: Runner, tmp_path: Path) -> None:
+    again = "kbench run toy --version 5 " + "--size N=64 " * 8 + "--seed 7"
+    row = failed(5, reproduce=again, smaller="kbench run toy --version 5 --size N=3")
+    for command, first, second in (
+        ("run toy:5", "  again    ", "  smaller  "),
+        ("run toy", "    again:   ", "    smaller: "),
+        ("check toy", "  again:   ", "  smaller: "),
+        ("sweep toy", "    again:   ", "    smaller: "),
+    ):
+        rows = [row] if command == "run toy:5" else [row, make_row(6)]
+        lines = kbench(command, rows)[1].splitlines()
+        at = lines.index(first + again)
+        assert lines[at + 1] == second + "kbench run toy --version 5 --size N=3"
+    assert "smaller" not in kbench("check toy", [failed(5)])[1]
+
+
 def test_the_ladder_compares_versions_with_the_first_timed(kbench: Runner) -> None:
     rows = [
         failed(1, "refused", "block size 256 is not supported"),
@@ -127,8 +152,9 @@ def test_the_ladder_compares_versions_with_the_first_timed(kbench: Runner) -> No
     assert lines["3"].startswith("*") and "12.00x" in lines["3"] and "<1%" in lines["3"]
     assert lines["5"].startswith("~")
     assert "ms" not in lines["4"].split()
-    assert "version 1 refused: block size 256 is not supported" in out
-    assert "version 4 hung: a launch took over 30 s" in out
+    assert "version 1 refused at block size 256: block size 256 is not supported" in out
+    assert "version 4 hung at block size 256: a launch took over 30 s" in out
+    assert sum(line.count("thread") for line in out.splitlines()) == 6  # an idea is wrapped, never cut
 
 
 def test_each_problem_has_its_own_ladder(kbench: Runner) -> None:
@@ -136,6 +162,9 @@ def test_each_problem_has_its_own_ladder(kbench: Runner) -> None:
     out = kbench("run toy", rows)[1]
     assert "toy: N=8, fp32" in out and "toy: N=16, fp32" in out
     assert out.count("1.00x") == out.count("2.00x") == 2
+    assert "\n\ntoy: N=16" in out and out.count("speed-up over the first") == 1
+    emulated = kbench("run toy", rows, kind="emulator")[1]
+    assert emulated.count("no times") == 1 and emulated.endswith("\nno times: the emulator is not a GPU\n")
 
 
 def test_a_ladder_of_refusals_alone_checked_nothing(kbench: Runner) -> None:
@@ -162,13 +191,58 @@ def test_check_sums_up_each_version_and_lists_failures_first(kbench: Runner) -> 
     assert narrow(out)
     assert out.index("FAIL toy version 2") < out.index("verdict")
     assert "wrong at block 96" in out and "wrong at block 128" not in out
-    assert "2 more rows like these" in out
+    assert "version 2: not shown are 2 fail; --debug shows all rows" in out
     table = [
         line.split() for line in out.splitlines() if line.strip()[:1] in "123" and "%" in line or "stopped " in line
     ]
     assert ["1", "pass", "6", "0", "0", "1", "3", "2", "20%", "yes"] in table
     assert ["2", "fail", "1", "5", "0", "0", "1", "5", "12%", "yes"] in table
     assert "wrong at block 160" in kbench("check toy --debug", rows)[1]
+
+
+def test_an_interrupted_check_calls_nothing_right_that_it_did_not_finish(kbench: Runner) -> None:
+    rows = [make_row(1), make_row(1), failed(2), KeyboardInterrupt(), make_row(1), make_row(2), make_row(3)]
+    status, out, err = kbench("check toy", rows)
+    assert status == Exit.INTERRUPTED and narrow(out)
+    assert err == "kbench: interrupted after 3 of 7 rows\n"  # and not that anything is kept
+    verdicts = [line.split()[:5] for line in out.splitlines() if line.strip()[:1] in ("1", "2", "3")]
+    assert verdicts[0][1:5] == ["2", "of", "3", "rows"]
+    assert verdicts[1][1] == "fail"  # what is wrong already stays wrong
+    assert verdicts[2][1:5] == ["0", "of", "1", "rows"]
+    document = json.loads(kbench("check toy --json", rows)[1])
+    assert [(entry["rows"], entry["planned"]) for entry in document["summary"]] == [(2, 3), (1, 3), (0, 1)]
+
+
+def test_an_interrupted_run_does_not_say_that_rows_are_kept(kbench: Runner) -> None:
+    err = kbench("run toy", [make_row(1), KeyboardInterrupt()])[2]
+    assert err == "kbench: interrupted after 1 of 2 rows\n"
+
+
+@pytest.mark.parametrize("command", ["check toy", "sweep toy", "run toy", "run toy:1"])
+def test_tolerances_in_place_of_the_bound_are_said(kbench: Runner, command: str) -> None:
+    rows = [make_row(1, overridden=True)] * (1 if command == "run toy:1" else 2)
+    out = " ".join(kbench(f"{command} --rtol 1e-3", rows)[1].split())
+    assert "--rtol 0.001 --atol 0 in place of the family's error bound" in out and " tol." in out
+    assert "in place of" not in kbench(command, [make_row(1), make_row(2)])[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "preset"),
+    [
+        ("run toy", True),
+        ("sweep toy --block-sizes 32", True),
+        ("check toy --size M=2", True),
+        ("check toy", False),
+        ("run toy --preset small", False),
+        ("run toy --size N=64", False),
+    ],
+)
+def test_the_emulator_in_place_of_a_gpu_is_one_note(kbench: Runner, command: str, preset: bool) -> None:
+    settings = {"kind": "emulator", "fallback": "no driver"}
+    note = f"kbench: no GPU (no driver): running on the CPU emulator{', with the `small` preset' if preset else ''}\n"
+    assert kbench(command, [make_row(1), make_row(2)], **settings)[2] == note
+    wrong = UsageError("unknown family 'toy'")
+    assert kbench(command, jobs_error=wrong, **settings)[2] == "kbench: error: unknown family 'toy'\n"
 
 
 def test_check_covers_every_family_if_none_is_named(kbench: Runner, tmp_path: Path) -> None:
@@ -182,6 +256,7 @@ def test_check_of_nothing_is_not_a_success(kbench: Runner) -> None:
     status, out, err = kbench("check toy", [failed(1, "refused", "needs T even")])
     assert status == Exit.NOTHING
     assert "refused" in out and "nothing was checked" in err
+    assert "version 1 refused: needs T even" in out
 
 
 def test_check_says_determinism_as_it_was_seen(kbench: Runner) -> None:
@@ -218,7 +293,7 @@ def test_sweep_on_the_emulator_has_verdicts_only(kbench: Runner, tmp_path: Path)
     rows = [make_row(1, device="emulator"), make_row(2, device="emulator")]
     status, out, _ = kbench(f"sweep toy --results {tmp_path}", rows, kind="emulator")
     assert status == 0
-    assert "no times and no winner: the emulator is not a GPU" in out
+    assert out.count("no times") == 1 and "no times: the emulator is not a GPU, so there is no winner" in out
     assert "median" not in out and "fastest" not in out and "*" not in out
     assert not (tmp_path / "best.json").exists()
     assert len(read_run(latest_run(tmp_path)).rows) == 2
@@ -240,7 +315,7 @@ def test_statuses_have_colours_on_a_terminal(kbench: Runner, monkeypatch: pytest
     assert "\x1b[32mpass" in out and "\x1b[1;31mfail" in out and "\x1b[33mrefused" in out
     monkeypatch.setenv("NO_COLOR", "1")
     plain = kbench("sweep toy", rows)[1]
-    assert "\x1b[32m" not in plain and "[red]not markup[/red]" in " ".join(plain.split())
+    assert "\x1b" not in plain and "[red]not markup[/red]" in " ".join(plain.split())
 
 
 def test_each_problem_has_its_own_table(kbench: Runner) -> None:
@@ -273,7 +348,7 @@ def test_ctrl_c_keeps_the_rows_already_measured(kbench: Runner, tmp_path: Path) 
     rows = [make_row(1, median_ms=1.0), make_row(2, median_ms=2.0), KeyboardInterrupt(), make_row(3)]
     status, out, err = kbench(f"sweep toy --results {tmp_path}", rows)
     assert status == Exit.INTERRUPTED
-    assert "interrupted after 2 of 4 rows; they are kept" in err
+    assert err == f"kbench: interrupted after 2 of 4 rows; they are kept in {latest_run(tmp_path)}\n"
     assert "* fastest: version 1" in out
     run = read_run(latest_run(tmp_path))
     assert [row.version for row in run.rows] == [1, 2]
@@ -284,8 +359,10 @@ def test_ctrl_c_keeps_the_rows_already_measured(kbench: Runner, tmp_path: Path) 
 
 def test_ctrl_c_before_the_first_row(kbench: Runner) -> None:
     for command in ("run toy", "check toy", "sweep toy"):
-        status, out, _ = kbench(command, [KeyboardInterrupt()])
-        assert status == Exit.INTERRUPTED and out == ""
+        status, out, err = kbench(command, [KeyboardInterrupt()])
+        assert status == Exit.INTERRUPTED and out == "" and err == "kbench: interrupted\n"
+        document = json.loads(kbench(f"{command} --json", [KeyboardInterrupt()])[1])
+        assert document == {"error": "interrupted", "exit_status": 130}
 
 
 def test_an_error_after_some_rows_still_shows_them(kbench: Runner, tmp_path: Path) -> None:
@@ -338,7 +415,24 @@ def test_json_keeps_notes_and_errors_on_stderr(kbench: Runner) -> None:
     assert status == json.loads(out)["exit_status"] == Exit.NOTHING
     assert "nothing was checked" in err
     status, out, err = kbench("check toy --json", jobs_error=UsageError("unknown family 'toy'"))
-    assert status == Exit.USAGE and out == "" and "unknown family" in err
+    assert status == Exit.USAGE and "unknown family" in err and err.count("\n") == 1
+    assert json.loads(out) == {"error": "unknown family 'toy'", "exit_status": 2}
+
+
+def test_json_is_one_document_also_where_an_error_comes_late(kbench: Runner) -> None:
+    status, out, err = kbench("run toy:5 --json", [failed(5, "refused", "needs T even")])
+    document = json.loads(out)
+    assert status == document["exit_status"] == Exit.USAGE
+    assert document["error"] in err and document["rows"][0]["status"] == "refused"
+    late = [make_row(1), CannotRunError("the GPU is gone")]
+    status, out, _ = kbench("check toy --json", late)
+    document = json.loads(out)
+    assert status == document["exit_status"] == Exit.CANNOT
+    assert document["error"] == "the GPU is gone" and len(document["rows"]) == 1
+    status, out, _ = kbench("run toy --json", [ValueError("odd")])
+    assert json.loads(out) == {"error": "internal error: ValueError: odd", "exit_status": Exit.INTERNAL}
+    status, out, _ = kbench("run --nosuch --json")
+    assert status == Exit.USAGE and json.loads(out)["exit_status"] == 2 and "--nosuch" in json.loads(out)["error"]
 
 
 # ---------------------------------------------------------------------------------------------- errors

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +16,9 @@ from kbench import __version__
 from kbench.cli import machine
 from kbench.cli.app import run_command
 from kbench.errors import Exit
+from kbench.install import install_command
 
+ROOT = Path(__file__).parents[2]
 COMMANDS = ("list", "run", "check", "sweep", "doctor")
 
 TOY = """
@@ -78,6 +82,14 @@ def test_every_command_ends_its_help_with_examples(command: str, capsys: pytest.
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+def test_targets_are_readable_in_every_usage_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, usage in (("list", "[TARGET]"), ("check", "[TARGET]..."), ("sweep", "[TARGET]..."), ("run", "TARGET")):
+        assert run_command([command, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert usage in text.splitlines()[0] and "[[" not in text and "list[" not in text
+        assert "TARGET is FAMILY" in text
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["list"]])
 def test_help_and_list_import_nothing_heavy(arguments: list[str]) -> None:
     """What keeps them quick: `kbench --help` takes 0.1 s, numpy alone takes as long again, pandas several times it."""
@@ -116,7 +128,8 @@ BAD = [
     ("run attention_backward:", "'attention_backward:'"),
     ("run attention_backward --block-size 0", "block size 0"),
     ("run attention_backward --block-size 33", "block size 33"),
-    ("run attention_backward --block-size 2048", "block size 2048"),
+    ("run attention_backward --block-size 2048", "the largest block is 1024"),
+    ("run attention_backward --block-size 32..256", "sweep and check take ranges"),
     ("run attention_backward --block-size abc", "'abc'"),
     ("sweep attention_backward --block-sizes 1024..32", "reversed"),
     ("sweep attention_backward --block-sizes ,", "empty part"),
@@ -170,6 +183,26 @@ def test_a_reader_that_goes_away_is_no_error_and_hides_none(toys: Path) -> None:
         assert "Traceback" not in done.stderr and "Broken" not in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("line", ["list", "list attention_backward", "--help", "run -h", "list --json", "doctor"])
+def test_a_stdout_that_cannot_be_written_is_one_line_and_status_5(line: str, unbuffered: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "kbench", *line.split()]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+    assert done.returncode == Exit.CANNOT
+    assert done.stderr.startswith("kbench: error: cannot write to standard output: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_stderr_that_cannot_be_written_changes_no_status() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "kbench", "list", "nosuch"]
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(command, stderr=full, env=environment).returncode == Exit.USAGE
+
+
 def test_an_encoding_without_the_characters_is_no_error(toys: Path) -> None:
     (toys / "toy.py").write_text(TOY.replace("one block", "≤ one block"))
     done = kbench("list", "toy", "--family-dir", str(toys), PYTHONIOENCODING="ascii")
@@ -180,6 +213,32 @@ def test_colour_only_where_it_is_wanted(toys: Path) -> None:
     assert "\x1b[" not in kbench("list", "toy", "--family-dir", str(toys)).stdout
     forced = kbench("list", "toy", "--family-dir", str(toys), FORCE_COLOR="1", TERM="xterm")
     assert "\x1b[" in forced.stdout
+    unwanted = kbench("list", "toy", "--family-dir", str(toys), FORCE_COLOR="1", TERM="xterm", NO_COLOR="1")
+    assert "\x1b" not in unwanted.stdout  # neither colour nor bold
+
+
+# ------------------------------------------------------------------------------------------------ make
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
+@pytest.mark.parametrize(
+    ("target", "options", "words"),
+    [
+        ("run", "-S", "lacks numpy ml_dtypes typer rich pandas; install with: "),
+        ("test", "-S", "pytest ruff mypy"),
+        ("gpu-test", "-S", "pandas pytest; install with: "),
+        ("run", "--no-such-option", "needs Python 3.11 or later"),
+    ],
+)
+def test_make_with_an_interpreter_that_will_not_do(target: str, options: str, words: str) -> None:
+    """-S hides the installed packages. Only make's own last line stands beside the one that says what to do."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = ["make", target, f"PYTHON={sys.executable} {options}", "VENV="]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode != 0 and done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2 and lines[0].startswith("make: ") and words in lines[0]
+    assert ("pip install -e" in lines[0]) == (options == "-S")
 
 
 # ------------------------------------------------------------------------------------------ completion
@@ -191,12 +250,30 @@ def complete(line: str) -> list[str]:
     return kbench(**environment).stdout.split()
 
 
-def test_the_shell_completes_commands_families_and_devices(toys: Path) -> None:
+def test_the_shell_completes_commands_families_and_options(toys: Path) -> None:
     assert complete("kbench sw") == ["sweep"]
     assert complete("kbench run attention_b") == ["attention_backward"]
     assert complete(f"kbench check --family-dir {toys} to") == ["toy"]
     assert complete("kbench run --device em") == ["emulator"]
     assert "1" in complete("kbench run attention_backward --version ")
+    assert complete("kbench run attention_backward:1 --dtype t") == ["tf32"]
+    assert complete("kbench run --dtype b") == ["bf16"]
+    assert complete(f"kbench check --family-dir {toys} toy --dtype ") == ["fp32"]
+    assert complete("kbench sweep attention_backward --preset s") == ["small"]
+    assert complete("kbench check nosuch --preset ") == ["default", "small"]
+    assert complete("kbench run attention_backward:") == [f"attention_backward:{n}" for n in range(1, 9)]
+    assert complete(f"kbench check --family-dir {toys} toy:3") == ["toy:3"]
+
+
+def test_completion_imports_nothing_heavy() -> None:
+    program = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
+    program += "; from kbench.cli.app import main; main()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "_KBENCH_COMPLETE": "complete_bash"}
+    environment |= {"COMP_WORDS": "kbench run attention_backward:", "COMP_CWORD": "2"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert "attention_backward:8" in done.stdout.split()
+    loaded = set(done.stderr.split())
+    assert "kbench.family" in loaded and not loaded & {"cupy", "pandas", "numpy"}
 
 
 def test_completion_installs_for_a_shell(tmp_path: Path) -> None:
@@ -253,7 +330,9 @@ def test_doctor_names_what_is_missing_and_how_to_get_it(
         captured = capsys.readouterr()
         text = " ".join(captured.out.split())
         assert "apt install g++" in text and "no NVIDIA driver" in text and "no-such-compiler" in text
-        assert all(len(line) <= 80 for line in captured.out.splitlines() if line.startswith(" "))
+        # Of paths alone may a line be longer: one that is cut cannot be copied.
+        long = [line for line in captured.out.splitlines() if len(line) > 80]
+        assert all("/" in line.split()[-1] for line in long)
         assert "neither" in captured.err
         assert run_command(["doctor", "--json"]) == Exit.CANNOT
         facts = {fact["name"]: fact for fact in json.loads(capsys.readouterr().out)["facts"]}
@@ -281,6 +360,32 @@ def test_doctor_finds_read_only_results(tmp_path: Path, capsys: pytest.CaptureFi
     run_command(["doctor", "--results", str(tmp_path / "file"), "--json"])
     facts = {fact["name"]: fact for fact in json.loads(capsys.readouterr().out)["facts"]}
     assert facts["results"]["state"] == "missing" and "--results DIR" in facts["results"]["remedy"]
+
+
+def test_doctor_names_a_cache_that_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for folder, state in ((tmp_path / "file" / "cache", "missing"), (tmp_path / "not" / "yet", "note")):
+        monkeypatch.setenv("KBENCH_CACHE", str(folder))
+        run_command(["doctor", "--json"])
+        facts = {fact["name"]: fact for fact in json.loads(capsys.readouterr().out)["facts"]}
+        assert facts["cache"]["state"] == state and str(folder) in facts["cache"]["value"]
+        assert ("KBENCH_CACHE" in facts["cache"]["remedy"]) == (state == "missing")
+        assert not folder.exists()
+
+
+def test_doctor_counts_families_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    for names, words in ((("a",), "1 family in "), (("a", "b"), "2 families in ")):
+        monkeypatch.setattr(machine, "load_catalog", lambda names=names: SimpleNamespace(names=names))
+        assert machine._kernels().value.startswith(words)
+
+
+def test_doctor_tells_the_command_that_installs_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kbench.device.cuda.probe.driver_version", lambda: 12090)
+    monkeypatch.setattr(machine, "_has_module", lambda module: False)
+    fact = machine._distribution("CuPy", "cupy", ("no-such-distribution",))
+    assert fact.state == "missing" and fact.remedy == install_command("cuda12")
 
 
 def test_nvidia_smi_is_read_or_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

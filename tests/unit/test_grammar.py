@@ -99,7 +99,9 @@ BAD = [
     (lambda: parse_block_size("abc"), "'abc'", grammar.BLOCK_FORM),
     (lambda: parse_block_size("0"), "block size 0", grammar.BLOCK_FORM),
     (lambda: parse_block_size("33"), "block size 33", grammar.BLOCK_FORM),
-    (lambda: parse_block_size("2048"), "block size 2048", grammar.BLOCK_FORM),
+    (lambda: parse_block_size("2048"), "the largest block is 1024 threads", grammar.BLOCK_FORM),
+    (lambda: parse_block_size("32..256"), "one block size", "sweep and check take ranges"),
+    (lambda: parse_block_size("32,64"), "one block size", "sweep and check take ranges"),
     (lambda: parse_block_size("-32"), "'-32'", grammar.BLOCK_FORM),
     (lambda: parse_block_size("1e3"), "'1e3'", grammar.BLOCK_FORM),
 ]

@@ -94,7 +94,7 @@ def test_make_run_with_an_interpreter_as_it_is() -> None:
 
 
 def test_the_make_targets_that_the_readme_names_exist() -> None:
-    named = set(re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)", README, re.MULTILINE))
+    named = set(re.findall(r"^make ([a-z0-9-]+)|`make ([a-z0-9-]+)", README, re.MULTILINE))
     named = {first or second for first, second in named}
     assert {"run", "test", "help"} <= named
     for target in named:

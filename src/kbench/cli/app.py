@@ -6,6 +6,7 @@ import errno
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Annotated, Any
 
 import typer
@@ -13,12 +14,13 @@ import typer
 from kbench import __version__
 from kbench.cli import check, doctor, run, sweep
 from kbench.cli import list as listing
-from kbench.cli.screen import one_line, report_error, silence, write
-from kbench.errors import Exit, KbenchError
+from kbench.cli.output import is_unwritable, one_line, report_error, report_unwritable, silence, start, state, write
+from kbench.cli.screen import document_error
+from kbench.errors import Exit, KbenchError, worst
 
 _EXIT_STATUSES = """\b
 Exit statuses:
-   0  fine (refusals alone are fine)
+   0  fine (refused rows beside others are fine)
    1  a regression
    2  wrong usage, or input that cannot be read
    3  a wrong result
@@ -44,42 +46,57 @@ def main() -> None:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit status. No exception comes out, and no traceback unless --debug is on."""
-    for stream in (sys.stdout, sys.stderr):
-        # A family's idea may hold characters that this terminal's encoding lacks: a "?" beats a crash.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    start()
     try:
         status = _guarded(arguments)
-        write(sys.stdout, "")  # a reader that went away shows now, not as a traceback of the interpreter
+        write(sys.stdout, "")  # what is wrong with stdout shows now, not as a traceback of the interpreter
     except KeyboardInterrupt:
-        status = Exit.INTERRUPTED
+        status = _interrupted("--json" in arguments)
+    if state.unwritable and status not in (Exit.INTERNAL, Exit.INTERRUPTED):
+        status = worst([Exit(status), Exit.CANNOT])
     return int(status)
 
 
 def _guarded(arguments: Sequence[str]) -> int:
-    debug = "--debug" in arguments
+    debug, json = "--debug" in arguments, "--json" in arguments
     try:
         return int(_app(args=[*arguments], prog_name="kbench", standalone_mode=False) or 0)
     except KbenchError as error:
         _trace(debug)
         report_error(error, debug)
-        return error.exit_status
+        return _ended(str(error), error.exit_status, json)
     except SystemExit as stop:
         # The option parser ends the process itself after installing a completion, or on a broken pipe.
         return _system_exit(stop)
     except typer.Abort:
-        return Exit.INTERRUPTED
+        return _interrupted(json)
     except Exception as error:
         if hasattr(error, "format_message"):  # the option parser's own errors, whose class is not public
-            return _usage(error)
+            return _usage(error, json)
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
             silence(sys.stdout)
             return Exit.OK
+        if isinstance(error, OSError) and is_unwritable(error):  # the option parser's help, on a full disk
+            silence(sys.stdout)
+            report_unwritable(error)
+            return Exit.CANNOT
         _trace(debug)
         advice = "" if debug else "; run with --debug for the traceback"
         what = one_line(f"{type(error).__name__}: {error}")
         write(sys.stderr, f"kbench: internal error: {what}{advice}\n")
-        return Exit.INTERNAL
+        return _ended(f"internal error: {what}", Exit.INTERNAL, json)
+
+
+def _ended(message: str, status: int, json: bool) -> int:
+    """The status of a command that an error ended. Programs that asked for JSON read why there, too."""
+    if json:
+        document_error(message, status)
+    return int(status)
+
+
+def _interrupted(json: bool) -> int:
+    write(sys.stderr, "kbench: interrupted\n")
+    return _ended("interrupted", Exit.INTERRUPTED, json)
 
 
 def _system_exit(stop: SystemExit) -> int:
@@ -89,12 +106,13 @@ def _system_exit(stop: SystemExit) -> int:
     return stop.code if isinstance(stop.code, int) else Exit.OK if stop.code is None else Exit.INTERNAL
 
 
-def _usage(error: Any) -> int:
+def _usage(error: Any, json: bool) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "kbench"
     message = one_line(error.format_message()).rstrip(".")
-    write(sys.stderr, f"kbench: error: {message[:1].lower()}{message[1:]} (see `{command} --help`)\n")
-    return Exit.USAGE
+    message = f"{message[:1].lower()}{message[1:]} (see `{command} --help`)"
+    write(sys.stderr, f"kbench: error: {message}\n")
+    return _ended(message, Exit.USAGE, json)
 
 
 def _trace(debug: bool) -> None:
@@ -130,7 +148,20 @@ def _add(
 ) -> None:
     # \b keeps the option parser from joining the lines into a paragraph.
     epilog = "\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples)
-    application.command(name, epilog=epilog, short_help=short_help)(command)
+    application.command(name, epilog=epilog, short_help=short_help)(_abortable(command))
+
+
+def _abortable(command: Callable[..., int]) -> Callable[..., int]:
+    """A command whose Ctrl-C we hear of: the option parser would turn it into a mere status."""
+
+    @wraps(command)
+    def run_it(*args: Any, **options: Any) -> int:
+        try:
+            return command(*args, **options)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
+    return run_it
 
 
 def _build() -> typer.Typer:

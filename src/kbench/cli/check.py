@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kbench.cli import options as o
-from kbench.cli.screen import Column, Screen, cut
+from kbench.cli.failures import show_failures, show_refusals
+from kbench.cli.screen import Screen
 from kbench.cli.session import Session, describe, run_rows
+from kbench.cli.table import Column
 from kbench.errors import Exit
 from kbench.grammar import parse_range, parse_sizes, parse_targets
 from kbench.results.schema import Row
@@ -18,8 +20,6 @@ EXAMPLES = (
     "kbench check attention_backward:5 --block-sizes 32,256",
     "kbench check attention_backward --version 1,8 --preset small --seed 1",
 )
-# A bug that breaks one version breaks most of its rows in the same way: the first few tell the story.
-FAILURES_SHOWN = 3
 
 
 def check(
@@ -40,6 +40,8 @@ def check(
     debug: o.DebugOption = False,
 ) -> int:
     """Check every version over the family's check shapes and all block sizes, without timing.
+
+    TARGET is FAMILY or FAMILY:VERSIONS, such as attention_backward:1,3-5; without one, every family is meant.
 
     Ends with a summary table, and with exit status 3 if anything is wrong.
     """
@@ -63,27 +65,35 @@ def check(
         debug=debug,
     )
     session = run_rows(options, selection, screen)
-    screen.document("check", session.document(summary=summarise(session.rows)))
+    screen.document("check", session.document(summary=summarise(session.rows, session.planned)))
     _show(session, screen, debug)
     return session.finish(screen, debug)
 
 
-def summarise(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """One entry for each family and version: how many rows ended how, over how many shapes and block sizes."""
+def summarise(rows: Sequence[Row], planned: Mapping[tuple[str, int], int]) -> list[dict[str, Any]]:
+    """One entry for each family and version: how many rows ended how, over how many shapes and block sizes.
+
+    planned: how many rows each (family, version) was to have. A version that an early end left without any has an
+    entry too, if its family has rows.
+    """
     entries = []
     for family, mine in by_family(rows).items():
-        for number in sorted({row.version for row in mine}):
-            entries.append(_entry(family, number, [row for row in mine if row.version == number]))
+        numbers = {row.version for row in mine} | {number for name, number in planned if name == family}
+        for number in sorted(numbers):
+            chosen = [row for row in mine if row.version == number]
+            entries.append(_entry(family, number, chosen, planned.get((family, number), len(chosen))))
     return entries
 
 
-def _entry(family: str, number: int, rows: Sequence[Row]) -> dict[str, Any]:
+def _entry(family: str, number: int, rows: Sequence[Row], planned: int) -> dict[str, Any]:
     tried = [row for row in rows if row.status not in ("refused", "skipped")]
     used = [share for row in rows if (share := worst_used(row)) is not None]
     same = {determinism(row) for row in rows} - {""}
     return {
         "family": family,
         "version": number,
+        "planned": planned,
+        "rows": len(rows),
         "shapes": len({(row.problem, row.dtype) for row in tried}),
         "blocks": len({row.block for row in tried}),
         "passed": sum(row.status == "pass" for row in rows),
@@ -97,33 +107,32 @@ def _entry(family: str, number: int, rows: Sequence[Row]) -> dict[str, Any]:
 
 def _show(session: Session, screen: Screen, debug: bool) -> None:
     for family, rows in by_family(session.rows).items():
-        _failures(rows, screen, debug)
-        screen.say(f"{family} on {describe(session.device)}, seed {session.seed}\n")
-        columns = [Column("ver", "right"), Column("verdict")]
-        columns += [Column(name, "right") for name in ("passed", "wrong", "stopped", "refused", "shapes", "blocks")]
-        columns += [Column("bound", "right"), Column("same bits")]
-        screen.table(columns, [_line(entry) for entry in summarise(rows)])
+        show_failures(rows, screen, debug)
+        screen.prose(f"{family} on {describe(session.device)}, seed {session.seed}")
+        session.say_replaced(screen)
         screen.say()
-
-
-def _failures(rows: Sequence[Row], screen: Screen, debug: bool) -> None:
-    for number in sorted({row.version for row in rows}):
-        bad = [row for row in rows if row.version == number and row.exit_status != Exit.OK]
-        for row in bad if debug else bad[:FAILURES_SHOWN]:
-            screen.say(f"{row.status.upper()} {row.family} version {number}, {row.problem}, block size {row.block}")
-            screen.say(f"  {row.reason}")
-            for line in cut(row.details, debug):
-                screen.say(f"    {line}")
-            if row.reproduce:
-                screen.say(f"  again: {row.reproduce}")
-        if len(bad) > FAILURES_SHOWN and not debug:
-            screen.say(f"  version {number}: {len(bad) - FAILURES_SHOWN} more rows like these; --debug shows them")
-        if bad:
-            screen.say()
+        columns = [Column("ver", "right", drop=0), Column("verdict")]
+        columns += [Column(name, "right") for name in ("passed", "wrong", "stopped", "refused")]
+        columns += [Column("shapes", "right", drop=2), Column("blocks", "right", drop=1)]
+        columns += [Column(session.bound, "right"), Column("same bits", short="same", drop=3)]
+        screen.table(columns, [_line(entry) for entry in summarise(rows, session.planned)])
+        screen.say()
+        if any(row.status in ("refused", "skipped") for row in rows):
+            show_refusals(rows, screen)
 
 
 def _line(entry: dict[str, Any]) -> list[str]:
-    verdict = "fail" if entry["wrong"] else "stopped" if entry["stopped"] else "pass" if entry["passed"] else "refused"
     counts = [str(entry[name]) for name in ("passed", "wrong", "stopped", "refused", "shapes", "blocks")]
     same = {True: "yes", False: "no", None: ""}[entry["deterministic"]]
-    return [str(entry["version"]), verdict, *counts, percent(entry["worst_used"]), same]
+    return [str(entry["version"]), _verdict(entry), *counts, percent(entry["worst_used"]), same]
+
+
+def _verdict(entry: dict[str, Any]) -> str:
+    if entry["wrong"]:
+        return "fail"
+    if entry["stopped"]:
+        return "stopped"
+    # Right so far is not right: the rows that are missing may be the wrong ones.
+    if entry["rows"] < entry["planned"]:
+        return f"{entry['rows']} of {entry['planned']} rows"
+    return "pass" if entry["passed"] else "refused"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kbench.cli import options as o
 from kbench.cli.machine import can_run, facts
-from kbench.cli.screen import Column, Screen
+from kbench.cli.screen import Screen
 from kbench.errors import Exit
 
 EXAMPLES = ("kbench doctor", "kbench doctor --json")
@@ -26,11 +26,14 @@ def doctor(
     found = facts(results)
     status = Exit.OK if can_run(found) else Exit.CANNOT
     screen.document("doctor", {"exit_status": int(status), "facts": [asdict(fact) for fact in found]})
-    columns = [Column(""), Column("state"), Column("what was found", flexible=True)]
-    screen.table(columns, [[fact.name, fact.state, fact.value] for fact in found])
+    # Lines, not a table: its cells would cut paths in two.
+    widest = max(len(fact.name) for fact in found)
+    for fact in found:
+        screen.prose(fact.value, f"{fact.name:<{widest}}  {fact.state:<7}  ", status=fact.state)
     for fact in found:
         if fact.state == "missing":
-            screen.say(f"\n{fact.name}: needed for {fact.needed_by}")
+            screen.say()
+            screen.prose(f"{fact.name}: needed for {fact.needed_by}", rest="  ")
             screen.say(f"    {fact.remedy}")
     if status != Exit.OK:
         screen.note("kernels can run neither on a GPU nor on the emulator here")

@@ -7,7 +7,8 @@ from typing import Any
 
 from kbench.catalog import load_catalog
 from kbench.cli import options as o
-from kbench.cli.screen import Column, Screen
+from kbench.cli.screen import Screen
+from kbench.cli.table import Column
 from kbench.errors import Exit, KbenchError
 from kbench.family import Family, Version
 from kbench.grammar import parse_targets
@@ -22,7 +23,10 @@ def list_(
     json: o.JsonOption = False,
     debug: o.DebugOption = False,
 ) -> int:
-    """Show the families; of one family its versions, with the idea of each, dtypes, block sizes and rules."""
+    """Show the families; of one family its versions, with the idea of each, dtypes, block sizes and rules.
+
+    TARGET is FAMILY, or FAMILY:VERSIONS such as attention_backward:5. Without one, all families are shown.
+    """
     screen = Screen(json)
     catalog = load_catalog(family_dir or ())
     if target is None:
@@ -46,8 +50,8 @@ def _all(catalog: Mapping[str, Family], screen: Screen) -> int:
     screen.document("list", {"families": [_contract(family) for family in families], "faults": list(map(str, faults))})
     columns = [
         Column("family"),
-        Column("versions", "right"),
-        Column("dtypes"),
+        Column("versions", "right", short="ver"),
+        Column("dtypes", drop=1),
         Column("what it computes", flexible=True),
     ]
     screen.table(columns, [[f.name, str(len(f.versions)), " ".join(f.dtypes), f.summary] for f in families])
@@ -57,15 +61,16 @@ def _all(catalog: Mapping[str, Family], screen: Screen) -> int:
 
 
 def _show(family: Family, versions: list[Version], screen: Screen) -> None:
-    screen.say(f"{family.name}: {family.summary}\n")
-    screen.say("sizes: " + ", ".join(f"{name} ({meaning})" for name, meaning in family.sizes.items()))
-    for name, sizes in family.presets.items():
-        screen.say(f"preset {name}: " + " ".join(f"{size}={value}" for size, value in sizes.items()))
-    screen.say(f"dtypes: {', '.join(family.dtypes)} ({family.dtypes[0]} if none is named)")
-    for rule in family.rules:
-        screen.say(f"rule: {rule.text}")
+    screen.prose(f"{family.name}: {family.summary}", rest="  ")
     screen.say()
-    columns = [Column("ver", "right"), Column("idea", flexible=True), Column("dtypes"), Column("blocks")]
+    screen.prose(", ".join(f"{name} ({meaning})" for name, meaning in family.sizes.items()), "sizes: ")
+    for name, sizes in family.presets.items():
+        screen.prose(" ".join(f"{size}={value}" for size, value in sizes.items()), f"preset {name}: ")
+    screen.prose(f"{', '.join(family.dtypes)} ({family.dtypes[0]} if none is named)", "dtypes: ")
+    for rule in family.rules:
+        screen.prose(rule.text, "rule: ")
+    screen.say()
+    columns = [Column("ver", "right"), Column("idea", flexible=True), Column("dtypes", drop=1), Column("blocks")]
     screen.table(columns, [[str(v.number), _idea(v), " ".join(v.dtypes), _blocks(v)] for v in versions])
 
 

@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -15,6 +16,7 @@ from pathlib import Path
 from kbench import __version__
 from kbench.catalog import kernel_folder, load_catalog
 from kbench.errors import KbenchError
+from kbench.install import install_command
 from kbench.results.store import require_writable
 
 # Distributions that may carry a module: CuPy has one for each major version of CUDA.
@@ -86,17 +88,6 @@ def cuda_extra() -> str:
     return "cuda12" if driver_version() // 1000 == 12 else "cuda13"
 
 
-def install(extra: str) -> str:
-    """The command that adds an extra to this kbench, however it was installed."""
-    source = Path(__file__).resolve().parents[3]
-    try:
-        metadata.version("kbench")
-    except metadata.PackageNotFoundError:
-        # Not installed but run from its folder: a name without a path would fetch a stranger's package.
-        return f"pip install -e '{source}[{extra}]'"
-    return f"pip install 'kbench[{extra}]'"
-
-
 def _kernels() -> Fact:
     try:
         names = load_catalog().names
@@ -105,13 +96,14 @@ def _kernels() -> Fact:
     folder = kernel_folder()
     if not names:
         return Fact("kernels", "missing", f"no families in {folder}", "every command", "install kbench again")
-    return Fact("kernels", "ok", f"{len(names)} families in {folder}")
+    families = "1 family" if len(names) == 1 else f"{len(names)} families"
+    return Fact("kernels", "ok", f"{families} in {folder}")
 
 
 def _compiler() -> Fact:
     from kbench.device.emulator.compiler import find_compiler
 
-    remedy = f"apt install g++   (or: {install('compiler')})"
+    remedy = f"apt install g++   (or: {install_command('compiler')})"
     return _found("C++ compiler", lambda: str(find_compiler()), EMULATOR_COMMANDS, remedy)
 
 
@@ -129,7 +121,11 @@ def _cuda_device() -> Fact:
     if not reason:
         return Fact("CUDA device", "ok", "can be used")
     return Fact(
-        "CUDA device", "missing", reason, GPU_COMMANDS, install(cuda_extra()) if driver_version() else GPU_REMEDY
+        "CUDA device",
+        "missing",
+        reason,
+        GPU_COMMANDS,
+        install_command(cuda_extra()) if driver_version() else GPU_REMEDY,
     )
 
 
@@ -143,7 +139,7 @@ def _nvrtc() -> Fact:
         headers = f"headers in {folders[0]}" if folders else "no headers of this version"
         return f"{version[0]}.{version[1]}, {headers}"
 
-    return _found("NVRTC", describe, "compiling for a GPU", install("nvrtc13"))
+    return _found("NVRTC", describe, "compiling for a GPU", install_command("nvrtc13"))
 
 
 def _found(name: str, describe: Callable[[], str], needed_by: str, remedy: str) -> Fact:
@@ -165,7 +161,7 @@ def _distribution(name: str, module: str, distributions: tuple[str, ...]) -> Fac
 
     if not driver_version():
         return Fact(name, "note", "not installed, and of use only with a GPU")
-    return Fact(name, "missing", "not installed", GPU_COMMANDS, install(cuda_extra()))
+    return Fact(name, "missing", "not installed", GPU_COMMANDS, install_command(cuda_extra()))
 
 
 def _has_module(module: str) -> bool:
@@ -179,8 +175,29 @@ def _cache() -> Fact:
     from kbench.device.cache_folder import cache_folder
 
     folder = cache_folder()
+    if why := _unwritable(folder):
+        return Fact(
+            "cache",
+            "missing",
+            f"{folder} cannot be written: {why}; kernels are compiled again every time",
+            "keeping what was compiled",
+            "export KBENCH_CACHE=DIR, naming a folder that can be written",
+        )
     size = sum(_size(Path(place) / name) for place, _, names in os.walk(folder) for name in names)
     return Fact("cache", "note", f"{folder}, {size / 2**20:.1f} MiB (may be deleted at any time)")
+
+
+def _unwritable(folder: Path) -> str:
+    """Why no file can be made below a folder, which need not exist yet; empty if one can."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        # Permission bits say nothing about read-only mounts, quotas and root.
+        with tempfile.NamedTemporaryFile(dir=existing, prefix=".kbench-"):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _size(path: Path) -> int:

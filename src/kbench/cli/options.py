@@ -13,10 +13,13 @@ from kbench.errors import KbenchError, UsageError
 
 if TYPE_CHECKING:
     from kbench.catalog import Catalog
+    from kbench.family import Family
     from kbench.sweep import Options
 
 _OVERRIDES = "tolerance in place of the family's bound; such a row cannot win."
 DEVICES = ("auto", "cuda", "emulator")
+PRESETS = ("default", "small")
+DTYPES = ("fp32", "tf32", "bf16", "fp16")
 
 
 # ------------------------------------------------------------------------------------------ completion
@@ -28,24 +31,46 @@ def _catalog(context: typer.Context) -> Catalog:
     return load_catalog([Path(folder) for folder in context.params.get("family_dir") or ()])
 
 
-def complete_family(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of families, for the shell."""
+def complete_target(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Names of families, and after a name and a colon its versions, for the shell."""
+    name, colon, number = incomplete.partition(":")
     try:
-        return [name for name in _catalog(ctx).names if name.startswith(incomplete)]
+        catalog = _catalog(ctx)
+        if not colon:
+            return [(family, "") for family in catalog.names if family.startswith(name)]
+        return [(f"{name}:{v.number}", v.idea) for v in catalog[name].versions if str(v.number).startswith(number)]
     except KbenchError:
         return []  # a shell that completes is no place for an error message
 
 
-def complete_version(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Versions, with their ideas, of the family that stands on the line already."""
-    named = ctx.params.get("target") or ctx.params.get("targets")
-    # While --version still lacks its value, the option parser leaves the words before it unassigned.
-    families = [named] if isinstance(named, str) else [*(named or ctx.args)]
+def _family(context: typer.Context) -> Family | None:
+    """The first family that stands on the line already, if it can be loaded."""
+    named = context.params.get("target") or context.params.get("targets")
+    # While an option still lacks its value, the option parser leaves the words before it unassigned.
+    targets = [named] if isinstance(named, str) else [*(named or context.args)]
     try:
-        versions = [version for name in families[:1] for version in _catalog(ctx)[name].versions]
+        return _catalog(context)[targets[0].partition(":")[0]] if targets else None
     except KbenchError:
-        return []
+        return None
+
+
+def complete_version(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Versions, with their ideas, of the family on the line."""
+    family = _family(ctx)
+    versions = family.versions if family is not None else ()
     return [(str(v.number), v.idea) for v in versions if str(v.number).startswith(incomplete)]
+
+
+def complete_dtype(ctx: typer.Context, incomplete: str) -> list[str]:
+    """dtypes of the family on the line, or all that there are."""
+    family = _family(ctx)
+    return [dtype for dtype in (family.dtypes if family is not None else DTYPES) if dtype.startswith(incomplete)]
+
+
+def complete_preset(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Presets of the family on the line, or those that every family has."""
+    family = _family(ctx)
+    return [preset for preset in (family.presets if family is not None else PRESETS) if preset.startswith(incomplete)]
 
 
 def complete_device(incomplete: str) -> list[str]:
@@ -92,30 +117,30 @@ def _seconds(text: str) -> float:
 
 # --------------------------------------------------------------------------------------------- options
 
+# Hidden from the help's list of arguments, where the option parser would add "<list[str]>": each command's own text
+# says what a TARGET is.
 TargetsArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[TARGET]...",
-        help="FAMILY or FAMILY:VERSIONS, such as attention_backward:1,3-5. None means every family.",
-        autocompletion=complete_family,
-        show_default=False,
+        metavar="TARGET",
+        hidden=True,
+        autocompletion=complete_target,
     ),
 ]
 TargetArgument = Annotated[
     str,
     typer.Argument(
         metavar="TARGET",
-        help="FAMILY or FAMILY:VERSIONS, such as attention_backward:5.",
-        autocompletion=complete_family,
+        hidden=True,
+        autocompletion=complete_target,
     ),
 ]
 OptionalTargetArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[TARGET]",
-        help="FAMILY, or FAMILY:VERSIONS such as attention_backward:5. None shows the families.",
-        autocompletion=complete_family,
-        show_default=False,
+        metavar="TARGET",
+        hidden=True,
+        autocompletion=complete_target,
     ),
 ]
 VersionsOption = Annotated[
@@ -148,15 +173,25 @@ BlocksOption = Annotated[
 ]
 SizesOption = Annotated[
     list[str] | None,
-    typer.Option("--size", metavar="NAME=RANGE", help="A size, such as T=128 or T=128..1024; once for each name."),
+    typer.Option("--size", metavar="NAME=VALUE", help="A size, such as T=128 or T=128..1024; once for each name."),
 ]
 PresetOption = Annotated[
     str | None,
-    typer.Option("--preset", metavar="NAME", help="Sizes by name: default (for a GPU), small (for the emulator)."),
+    typer.Option(
+        "--preset",
+        metavar="NAME",
+        help="Sizes by name: default (for a GPU), small (for the emulator).",
+        autocompletion=complete_preset,
+    ),
 ]
 DtypeOption = Annotated[
     str | None,
-    typer.Option("--dtype", metavar="NAME", help="fp32, tf32, bf16 or fp16. The family's first if left out."),
+    typer.Option(
+        "--dtype",
+        metavar="NAME",
+        help="fp32, tf32, bf16 or fp16. The family's first if left out.",
+        autocompletion=complete_dtype,
+    ),
 ]
 SeedOption = Annotated[
     int | None,
@@ -209,7 +244,10 @@ ResultsOption = Annotated[
     typer.Option("--results", metavar="DIR", envvar="KBENCH_RESULTS", help="Where records and tables are written."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")]
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error, and whole compiler logs.")]
+DebugOption = Annotated[
+    bool,
+    typer.Option("--debug", help="Show tracebacks, whole compiler logs, and all failed rows of a check."),
+]
 
 
 def bench_options(

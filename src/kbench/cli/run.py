@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from kbench.cli import options as o
-from kbench.cli.screen import Column, Screen, cut
-from kbench.cli.session import Session, describe, run_rows
-from kbench.errors import CannotRunError, Exit, UsageError
+from kbench.cli.failures import show_commands, show_details, show_reasons
+from kbench.cli.screen import Screen
+from kbench.cli.session import NO_TIMES, Session, describe, run_rows
+from kbench.cli.table import Column
+from kbench.errors import CannotRunError, KbenchError, UsageError
 from kbench.grammar import parse_block_size, parse_sizes, parse_targets
 from kbench.results.best import contest, median, winners
 from kbench.results.schema import Row
@@ -21,8 +22,6 @@ EXAMPLES = (
     "kbench run attention_backward:7 --block-size 64 --size T=33 --seed 1",
 )
 LEGEND = "* fastest, ~ not told apart from it; +- 95% interval; speed-up over the first"
-IDEA_WIDTH = 60  # three lines of the column that times leave free in 80; `kbench list FAMILY` has the whole
-NO_TIMES = "no times: the emulator is not a GPU"
 
 
 def run(
@@ -44,13 +43,12 @@ def run(
 ) -> int:
     """Check one version against the CPU reference, then time it.
 
-    Without --version, every version in turn: the ladder from naive to fastest, as one table. On the emulator
-    there are verdicts and no times.
+    TARGET is FAMILY or FAMILY:VERSIONS, such as attention_backward:5. Without versions, every version in turn: the
+    ladder from naive to fastest, as one table. On the emulator there are verdicts and no times.
     """
     screen = Screen(json)
-    targets = parse_targets([target], version)
     selection = Selection(
-        targets,
+        parse_targets([target], version),
         "run",
         block_sizes=[parse_block_size(block_size)] if block_size is not None else None,
         sizes=parse_sizes(size or []),
@@ -68,58 +66,68 @@ def run(
         debug=debug,
     )
     session = run_rows(options, selection, screen)
-    screen.document("run", session.document())
-    named = targets[0].versions or ()
-    if len(named) == 1 and len(session.rows) == 1:
-        _raise_if_not_run(session.rows[0])
-        _report(session, session.rows[0], screen, debug)
+    # Not what was asked for but what came of it: a family of one version needs no ladder.
+    only = session.rows[0] if session.planned.total() == len(session.rows) == 1 else None
+    error = _not_run(only) if only is not None else None
+    failure = {"error": str(error), "exit_status": int(error.exit_status)} if error is not None else {}
+    screen.document("run", session.document(**failure))
+    if error is not None:
+        raise error
+    if only is not None:
+        _report(session, only, screen, debug)
     else:
-        for rows in by_problem(session.rows):
-            _ladder(session, rows, screen)
+        _ladders(session, screen)
     return session.finish(screen, debug)
 
 
-def _raise_if_not_run(row: Row) -> None:
-    """A single version that was asked for by number and did not run is an error, not a row."""
+def _not_run(row: Row) -> KbenchError | None:
+    """The error that a single row is which did not run at all."""
     what = f"{row.family} version {row.version}"
     if row.status == "refused":
-        raise UsageError(f"{what} refuses this: {row.reason}", f"`kbench list {row.family}` shows what it takes")
+        return UsageError(f"{what} refuses this: {row.reason}", f"`kbench list {row.family}` shows what it takes")
     if row.status == "skipped":
-        raise CannotRunError(f"{what} cannot run on this device: {row.reason}", "it needs --device cuda")
+        return CannotRunError(f"{what} cannot run on this device: {row.reason}", "it needs --device cuda")
     if row.status == "unable":
-        raise CannotRunError(f"cannot run here: {row.reason}")
+        return CannotRunError(f"cannot run here: {row.reason}")
+    return None
 
 
 def _report(session: Session, row: Row, screen: Screen, debug: bool) -> None:
-    screen.say(f"{row.family} version {row.version}: {row.idea}")
-    screen.say(f"  on       {describe(session.device)}")
-    screen.say(f"  problem  {row.problem}, {row.dtype}, block size {row.block}, seed {row.seed}")
-    screen.say(f"  check    {_check_line(row)}")
+    screen.prose(f"{row.family} version {row.version}: {row.idea}", rest="  ")
+    screen.prose(describe(session.device), "  on       ")
+    screen.prose(f"{row.problem}, {row.dtype}, block size {row.block}, seed {session.seed}", "  problem  ")
+    status = row.status if row.status == "pass" else row.status.upper()
+    screen.prose(f"{status}{_check_line(session, row)}", "  check    ", status=status)
     if row.verdict and row.verdict["outputs"]:
-        _outputs(row, screen)
+        screen.say()
+        _outputs(session, row, screen)
+        screen.say()
     if row.measurement:
-        screen.say(f"  time     {_time_line(row)}")
+        screen.prose(_time_line(row), "  time     ")
     elif row.status == "pass":
-        screen.say(f"  time     {NO_TIMES if not session.timed else row.reason or 'not taken'}")
-    _explain(row, screen, debug)
-
-
-def _check_line(row: Row) -> str:
+        screen.prose(NO_TIMES if not session.timed else row.reason or "not taken", "  time     ")
+    show_details(row, screen, debug, " " * 11)  # below the text of the check
     if row.status != "pass":
-        return f"{row.status.upper()}: {row.reason}"
+        show_commands(row, screen, "  again    ", "  smaller  ")
+
+
+def _check_line(session: Session, row: Row) -> str:
+    by = f" with {session.replaced} in place of the family's error bound" if session.replaced else ""
+    if row.status != "pass":
+        return f": {row.reason}{f' (judged{by})' if by else ''}"
     verdict = row.verdict or {}
     same = {"yes": "bitwise equal each time", "no": "not bitwise equal each time"}.get(determinism(row))
-    parts = ["pass", f"{verdict['launches']} launches" if "launches" in verdict else None, same]
-    parts.append(f"judged by {verdict['judge']}" if verdict.get("judge") else None)
-    parts.append("by --rtol/--atol, not by the bound" if row.overridden else None)
-    return ", ".join(part for part in parts if part)
+    parts = [f"{verdict['launches']} launches" if "launches" in verdict else None, same]
+    parts.append(f"judged by {verdict.get('judge', 'kbench')}{by}")
+    return "".join(f", {part}" for part in parts if part)
 
 
-def _outputs(row: Row, screen: Screen) -> None:
-    columns = [Column("  output"), Column("compared", "right"), Column("wrong", "right"), Column("of bound", "right")]
+def _outputs(session: Session, row: Row, screen: Screen) -> None:
+    columns = [Column("output"), Column("compared", "right"), Column("wrong", "right")]
+    columns.append(Column(f"of {session.bound}", "right"))
     outputs = row.verdict["outputs"] if row.verdict else []
-    lines = [[f"  {out['name']}", f"{out['compared']:,}", f"{out['wrong']:,}", percent(out["used"])] for out in outputs]
-    screen.table(columns, lines)
+    lines = [[out["name"], f"{out['compared']:,}", f"{out['wrong']:,}", percent(out["used"])] for out in outputs]
+    screen.table(columns, lines, indent=2)
 
 
 def _time_line(row: Row) -> str:
@@ -129,45 +137,44 @@ def _time_line(row: Row) -> str:
     return f"{line}; {taken['note']}" if taken.get("note") else line
 
 
-def _explain(row: Row, screen: Screen, debug: bool) -> None:
-    """Where a failed row went wrong, and how to see it again."""
-    for line in cut(row.details, debug):
-        screen.say(f"    {line}")
-    if row.status != "pass" and row.reproduce:
-        screen.say(f"  again    {row.reproduce}")
+def _ladders(session: Session, screen: Screen) -> None:
+    """A table for each problem, and once what holds for all of them."""
+    for position, rows in enumerate(by_problem(session.rows)):
+        if position:
+            screen.say()
+        _ladder(session, rows, screen)
+    screen.say()
+    screen.prose(LEGEND if session.timed else NO_TIMES)
 
 
 def _ladder(session: Session, rows: Sequence[Row], screen: Screen) -> None:
     first = rows[0]
     mode = f", {first.cache_mode} L2" if session.timed else ""
-    screen.say(f"{first.family}: {first.problem}, {first.dtype}{mode}, seed {session.seed}")
-    screen.say(f"on {describe(session.device)}\n")
+    screen.prose(f"{first.family}: {first.problem}, {first.dtype}{mode}, seed {session.seed}", rest="  ")
+    screen.prose(f"on {describe(session.device)}", rest="  ")
+    session.say_replaced(screen)
+    screen.say()
     columns = [
-        Column("", "left"),
+        Column(""),
         Column("ver", "right"),
         Column("idea", flexible=True),
-        Column("block", "right"),
+        Column("block", "right", drop=3),
         Column("check"),
-        Column("bound", "right"),
+        Column(session.bound, "right", drop=1),
     ]
     if session.timed:
-        columns += [Column("median ms", "right"), Column("+-", "right"), Column("speed-up", "right")]
+        columns += [Column("median ms", "right", short="ms"), Column("+-", "right", drop=2)]
+        columns.append(Column("speed-up", "right", short="gain"))
     best = winners(rows)
     base = next((row for row in rows if row.measurement), None)
-    lines = [_rung(row, best.get(contest(row)), base, session.timed) for row in rows]
-    screen.table(columns, lines)
-    screen.say()
-    for row in rows:
-        if row.reason:
-            screen.say(f"version {row.version} {row.status}: {row.reason}")
-        if row.status != "pass" and row.exit_status != Exit.OK and row.reproduce:
-            screen.say(f"    {row.reproduce}")
-    screen.say(LEGEND if session.timed else NO_TIMES)
+    screen.table(columns, [_rung(row, best.get(contest(row)), base, session.timed) for row in rows])
+    if any(row.reason for row in rows):
+        screen.say()
+        show_reasons(rows, screen)
 
 
 def _rung(row: Row, best: Row | None, base: Row | None, timed: bool) -> Sequence[str]:
-    idea = textwrap.shorten(row.idea, IDEA_WIDTH, placeholder=" ...")
-    cells = [mark(row, best), str(row.version), idea, str(row.block), row.status, share_of_bound(row)]
+    cells = [mark(row, best), str(row.version), row.idea, str(row.block), row.status, share_of_bound(row)]
     if timed:
         ratio = f"{median(base) / median(row):.2f}x" if base is not None and row.measurement else ""
         cells += [milliseconds(median(row)) if row.measurement else "", spread(row), ratio]

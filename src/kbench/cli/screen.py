@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any
 
 from kbench import __version__
-from kbench.errors import CompileError, KbenchError
+from kbench.cli.output import one_line, state, write
+from kbench.cli.table import Column, paint, render, width
 from kbench.results.schema import SCHEMA_VERSION
 from kbench.results.strict_json import dumps
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-LOG_LINES = 20  # of a compiler's log: the first errors are the ones that matter, and they fit a screen
-
-STATUS_STYLES = {"pass": "green", "refused": "yellow", "skipped": "yellow"}
-FAULT_STYLE = "bold red"
+    from rich.progress import ProgressColumn
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of a table. flexible: it takes the width that is left and wraps; others keep theirs."""
-
-    title: str
-    align: Literal["left", "right"] = "left"
-    flexible: bool = False
+# Beside bar, counts and name in the line of progress: the elapsed time (0:00:00) between two blanks, and three for
+# the "^C" that the terminal adds; a line that breaks could not be taken back.
+_PROGRESS_SPARE = 1 + 7 + 1 + 3
 
 
 class Screen:
@@ -48,106 +39,81 @@ class Screen:
             write(sys.stderr, line + "\n")
 
     def say(self, text: str = "") -> None:
-        """Text on stdout, unless a JSON document goes there."""
+        """A line on stdout as it is, unless a JSON document goes there. For commands, which are to be copied."""
         if not self.json:
             write(sys.stdout, text + "\n")
 
-    def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]], title: str = "") -> None:
-        """A table on stdout as wide as the terminal, or 80 columns where there is none."""
+    def prose(self, text: str, first: str = "", rest: str | None = None, status: str = "") -> None:
+        """Text on stdout, wrapped at words to the width of the terminal.
+
+        first, rest: what its first line and the others begin with; rest is as many blanks as `first` is long if it
+        is left out. status: a word at its start that gets its colour.
+        """
         if self.json:
             return
-        if title:
-            self.say(title)
-        write(sys.stdout, render(columns, rows))
+        indent = " " * len(first) if rest is None else rest
+        lines = textwrap.wrap(
+            text,
+            width(),
+            initial_indent=first,
+            subsequent_indent=indent,
+            break_long_words=False,  # a path cut in two cannot be copied
+            break_on_hyphens=False,
+        )
+        if status and lines:
+            lines[0] = lines[0].replace(status, paint(status), 1)
+        for line in lines or [first.rstrip()]:
+            self.say(line)
+
+    def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]], indent: int = 0) -> None:
+        """A table on stdout as wide as the terminal, or 80 columns where there is none."""
+        if not self.json:
+            write(sys.stdout, render(columns, rows, indent))
 
     def document(self, command: str, content: dict[str, Any]) -> None:
         """The JSON document of a command, on stdout, if it was asked for."""
         if self.json:
             head = {"kbench": __version__, "schema": SCHEMA_VERSION, "command": command}
             write(sys.stdout, dumps({**head, **content}, indent=1) + "\n")
+            state.documented = True
 
     @contextmanager
-    def progress(self, total: int) -> Iterator[Callable[[str], None]]:
-        """A progress bar on a terminal, nothing elsewhere; call what it yields after each row, with its name."""
-        if not sys.stderr.isatty() or total < 2:
-            yield lambda name: None
+    def progress(self, names: Sequence[str]) -> Iterator[Callable[[], None]]:
+        """A progress bar on a terminal, a spinner for a single row, nothing elsewhere.
+
+        names: of the rows to come, shown while they run. Call what it yields after each row.
+        """
+        if not sys.stderr.isatty() or not names:
+            yield lambda: None
             return
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         console = Console(stderr=True, markup=False, highlight=False)
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        counts: list[ProgressColumn] = [SpinnerColumn()]
+        taken = 1
+        if len(names) > 1:
+            bar_width = max(8, console.width // 4)
+            counts = [BarColumn(bar_width), MofNCompleteColumn()]
+            taken = bar_width + 1 + 2 * len(str(len(names))) + 1
+        room = max(0, console.width - taken - _PROGRESS_SPARE)
+        columns = (*counts, TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
         with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("", total=total)
+            task = bar.add_task(_shortened(names[0], room), total=len(names))
+            waiting = iter(names[1:])
             self._above = console.print
             try:
-                yield lambda name: bar.update(task, advance=1, description=name)
+                yield lambda: bar.update(task, advance=1, description=_shortened(next(waiting, ""), room))
             finally:
                 self._above = None
 
 
-def report_error(error: KbenchError, debug: bool = False) -> None:
-    """One line on stderr for an error; below it, for one of the compiler's, the start of its log."""
-    write(sys.stderr, f"kbench: error: {one_line(str(error))}\n")
-    if isinstance(error, CompileError) and error.log.strip():
-        write(sys.stderr, "".join(f"    {line}\n" for line in cut(error.log.splitlines(), debug)))
+def _shortened(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: max(0, room - 3)] + "..."
 
 
-def cut(lines: Sequence[str], whole: bool = False, limit: int = LOG_LINES) -> list[str]:
-    """The first lines of a long text, and how many are left out."""
-    if whole or len(lines) <= limit:
-        return list(lines)
-    return [*lines[:limit], f"... and {len(lines) - limit} more lines; --debug shows them"]
-
-
-def one_line(text: str) -> str:
-    """Text without line breaks, because scripts read errors and notes line by line."""
-    return " ".join(text.split())
-
-
-def write(stream: TextIO, text: str) -> None:
-    """Write text at once. A reader that has gone away (`| head`) is no error: the exit status still counts."""
-    try:
-        stream.write(text)
-        stream.flush()
-    except BrokenPipeError:
-        silence(stream)
-
-
-def silence(stream: TextIO) -> None:
-    """Send whatever is still written to a stream nowhere, so that no later flush fails."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
-
-
-def render(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
-    """A table as text, coloured where stdout is a terminal. Cells are plain text; STATUSES get their colour."""
-    from rich import box
-    from rich.table import Table
-
-    console = _console()
-    # Two blanks between columns, one of them the box's: wide tables still fit 80 columns.
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column.title, justify=column.align, no_wrap=not column.flexible, overflow="fold")
-    for row in rows:
-        table.add_row(*map(_cell, row))
-    with console.capture() as captured:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
-
-
-def _cell(text: str) -> Any:
-    from rich.text import Text
-
-    from kbench.results.schema import STATUSES
-
-    style = STATUS_STYLES.get(text, FAULT_STYLE) if text in STATUSES else ""
-    return Text(text, style=style)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(markup=False, highlight=False, emoji=False)
+def document_error(message: str, status: int) -> None:
+    """The JSON document of a command that ended before it had one of its own."""
+    if not state.documented:
+        write(sys.stdout, dumps({"error": one_line(message), "exit_status": int(status)}, indent=1) + "\n")
+        state.documented = True

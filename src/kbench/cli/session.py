@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kbench.cli.screen import Screen, report_error
+from kbench.cli.output import report_error
+from kbench.cli.screen import Screen
 from kbench.errors import Exit, KbenchError, worst
+from kbench.jobs import Job
 from kbench.results.schema import Row
 from kbench.selection import Selection
 
 if TYPE_CHECKING:
     from kbench.sweep import Options
+
+# A sweep over many small tables must not say the same of each.
+NO_TIMES = "no times: the emulator is not a GPU"
 
 
 class Recorder(Protocol):
@@ -24,13 +30,18 @@ class Recorder(Protocol):
 
 @dataclass
 class Session:
-    """What became of a command's rows. stopped: what ended it early, if anything did."""
+    """What became of a command's rows.
+
+    planned: how many rows each (family, version) was to have. stopped: what ended the command early, if anything
+    did. replaced: the options that stand in place of the families' bounds, empty without any.
+    """
 
     rows: list[Row] = field(default_factory=list)
     device: dict[str, Any] = field(default_factory=dict)
     device_kind: str = ""
     seed: int = 0
-    planned: int = 0
+    planned: Counter[tuple[str, int]] = field(default_factory=Counter)
+    replaced: str = ""
     stopped: KeyboardInterrupt | KbenchError | None = None
 
     @property
@@ -50,10 +61,24 @@ class Session:
             statuses.append(Exit.NOTHING)
         return worst(statuses)
 
-    def finish(self, screen: Screen, debug: bool = False) -> int:
-        """Say what ended the command early, after its tables were printed, and return the exit status."""
+    @property
+    def bound(self) -> str:
+        """The heading of the column that says how much of the allowed error was used."""
+        return "tol." if self.replaced else "bound"
+
+    def say_replaced(self, screen: Screen) -> None:
+        """Say that errors were not judged by the families' bounds, where that is so."""
+        if self.replaced:
+            screen.prose(f"judged by {self.replaced} in place of the family's error bound: no such row can win")
+
+    def finish(self, screen: Screen, debug: bool = False, kept: str = "") -> int:
+        """Say what ended the command early, after its tables were printed, and return the exit status.
+
+        kept: where the rows are, if they are anywhere but on the screen.
+        """
         if isinstance(self.stopped, KeyboardInterrupt):
-            screen.note(f"interrupted after {len(self.rows)} of {self.planned} rows; they are kept")
+            where = f"; they are kept in {kept}" if kept else ""
+            screen.note(f"interrupted after {len(self.rows)} of {self.planned.total()} rows{where}")
         elif self.stopped is not None:
             report_error(self.stopped, debug)
         elif self.exit_status == Exit.NOTHING:
@@ -66,9 +91,10 @@ class Session:
             "device": self.device,
             "device_kind": self.device_kind,
             "seed": self.seed,
-            "planned": self.planned,
+            "planned": self.planned.total(),
             "interrupted": isinstance(self.stopped, KeyboardInterrupt),
             "exit_status": int(self.exit_status),
+            **({"error": str(self.stopped)} if isinstance(self.stopped, KbenchError) else {}),
             **more,
             "rows": [row.to_dict() for row in self.rows],
         }
@@ -97,20 +123,40 @@ def run_rows(
     """
     from kbench.sweep import Bench
 
-    session = Session()
+    session = Session(replaced=_replaced(options))
     # The bench closes inside: it has to see a Ctrl-C, so as not to wait for a worker that is still busy.
     with session._kept(), Bench(options, screen.note) as bench:
         jobs = bench.jobs(selection)
         session.device, session.device_kind = dict(bench.device), bench.device_kind
-        session.seed, session.planned = bench.seed, len(jobs)
+        session.seed, session.planned = bench.seed, Counter((job.family, job.version) for job in jobs)
+        if bench.fallback:
+            screen.note(_fallback(bench.fallback, selection, jobs))
+        names = [f"{job.family}:{job.version} {_sizes(job)} block {job.block}" for job in jobs]
         recorder: AbstractContextManager[Recorder | None] = record(session) if record else nullcontext()
-        with recorder as sink, screen.progress(len(jobs)) as advance:
+        with recorder as sink, screen.progress(names) as advance:
             for row in bench.rows(jobs):
                 if sink is not None:
                     sink.append(row)
                 session.rows.append(row)
-                advance(f"{row.family}:{row.version} {row.problem} block {row.block}")
+                advance()
     return session
+
+
+def _fallback(reason: str, selection: Selection, jobs: Sequence[Job]) -> str:
+    """That the emulator runs the rows, and the preset where it is what decided their sizes."""
+    sizes_left_open = any(name not in selection.sizes for job in jobs for name in job.sizes)
+    by_preset = selection.preset is None and sizes_left_open and (selection.mode != "check" or selection.sizes)
+    return f"no GPU ({reason}): running on the CPU emulator{', with the `small` preset' if by_preset else ''}"
+
+
+def _replaced(options: Options) -> str:
+    given = (("--rtol", options.rtol), ("--atol", options.atol))
+    # One that is left out counts as 0 beside the other.
+    return " ".join(f"{name} {value or 0:g}" for name, value in given) if any(v is not None for _, v in given) else ""
+
+
+def _sizes(job: Job) -> str:
+    return " ".join(f"{name}={size}" for name, size in job.sizes.items())
 
 
 def describe(device: dict[str, Any]) -> str:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from kbench import __version__
 from kbench.cli import options as o
-from kbench.cli.screen import Column, Screen
-from kbench.cli.session import Session, describe, run_rows
+from kbench.cli.failures import show_reasons
+from kbench.cli.screen import Screen
+from kbench.cli.session import NO_TIMES, Session, describe, run_rows
+from kbench.cli.table import Column
 from kbench.grammar import parse_range, parse_sizes, parse_targets
 from kbench.results.best import contest, load_best, median, ties, update_best, winners
 from kbench.results.schema import Row
@@ -53,6 +55,8 @@ def sweep(
     debug: o.DebugOption = False,
 ) -> int:
     """Check, then time, every version at every block size; one row each, the fastest marked.
+
+    TARGET is FAMILY or FAMILY:VERSIONS, such as attention_backward:1,3-5; without one, every family is meant.
 
     Failures, refusals and crashes are rows with their reason. Rows are written to the results folder as they
     come, so that a stopped sweep keeps what it has. The emulator gives verdicts, and neither times nor winners.
@@ -98,7 +102,7 @@ def sweep(
 
     session = run_rows(options, selection, screen, record)
     _finish(session, writers[0], screen)
-    return session.finish(screen, debug)
+    return session.finish(screen, debug, kept=str(writers[0].path))
 
 
 def _finish(session: Session, writer: RunWriter, screen: Screen) -> None:
@@ -114,6 +118,8 @@ def _finish(session: Session, writer: RunWriter, screen: Screen) -> None:
     for rows in by_family(session.rows).values():
         for group in by_problem(rows):
             _table(session, group, screen)
+    if not session.timed:
+        screen.say(f"{NO_TIMES}, so there is no winner\n")
     write_tables(writer.folder, writer.id, session.rows)
     screen.say(f"records: {writer.path}")
     screen.say(f"tables:  {writer.folder / 'tables' / writer.id}")
@@ -125,25 +131,28 @@ def _finish(session: Session, writer: RunWriter, screen: Screen) -> None:
 def _table(session: Session, rows: Sequence[Row], screen: Screen) -> None:
     first = rows[0]
     mode = f", {first.cache_mode} L2" if session.timed else ""
-    screen.say(f"{first.family}: {first.problem}, {first.dtype}{mode}, seed {session.seed}")
-    screen.say(f"on {describe(session.device)}\n")
-    columns = [Column(""), Column("ver", "right"), Column("block", "right"), Column("check"), Column("bound", "right")]
+    screen.prose(f"{first.family}: {first.problem}, {first.dtype}{mode}, seed {session.seed}", rest="  ")
+    screen.prose(f"on {describe(session.device)}", rest="  ")
+    session.say_replaced(screen)
+    screen.say()
+    columns = [Column(""), Column("ver", "right"), Column("block", "right"), Column("check")]
+    columns.append(Column(session.bound, "right", drop=1))
     if session.timed:
-        columns += [Column("median ms", "right"), Column("95% interval")]
+        columns += [Column("median ms", "right", short="ms"), Column("95% interval", drop=2)]
     else:
-        columns.append(Column("same bits"))
-    columns.append(Column("why", flexible=True))
+        columns.append(Column("same bits", short="same", drop=2))
     best = winners(rows)
     screen.table(columns, [_line(row, best.get(contest(row)), session.timed) for row in rows])
     screen.say()
+    show_reasons(rows, screen)
     for winner in best.values():
         tied = sum(ties(row, winner) for row in rows)
         also = f"; {tied} within its interval (~)" if tied else ""
         name = f"version {winner.version} at block size {winner.block}"
-        screen.say(f"* fastest: {name}, {milliseconds(median(winner))} ms ({interval(winner)}){also}")
-    if not session.timed:
-        screen.say("no times and no winner: the emulator is not a GPU")
-    screen.say()
+        time = f"{milliseconds(median(winner))} ms ({interval(winner)})"
+        screen.prose(f"* fastest: {name}, {time}{also}", rest="    ")
+    if best or any(row.reason for row in rows):
+        screen.say()
 
 
 def _line(row: Row, best: Row | None, timed: bool) -> list[str]:
@@ -152,4 +161,4 @@ def _line(row: Row, best: Row | None, timed: bool) -> list[str]:
         cells += [milliseconds(median(row)) if row.measurement else "", interval(row)]
     else:
         cells.append(determinism(row))
-    return [*cells, row.reason or (row.measurement or {}).get("note", "")]
+    return cells

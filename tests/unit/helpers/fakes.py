@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from kbench.errors import KbenchError
+from kbench.jobs import Job
 from kbench.results.schema import Row
 from kbench.selection import Selection
 
@@ -62,10 +63,12 @@ class FakeBench:
     """Stands in for kbench.sweep.Bench: hands out `script`, rows or errors, one for each job.
 
     asked: the last selection given to `jobs`, as a dict. before_row: called with the position of each row.
+    fallback: why there is no GPU, as of a bench that took the emulator instead.
     """
 
     script: Iterable[Row | BaseException] = ()
     kind = "cuda"
+    fallback = ""
     jobs_error: KbenchError | None = None
     asked: dict[str, Any] = {}  # noqa: RUF012 - replaced, never changed
     before_row: Callable[[int], None] = staticmethod(lambda position: None)
@@ -84,14 +87,21 @@ class FakeBench:
 
     closed_with: Any = None
 
-    def jobs(self, selection: Selection) -> list[Any]:
+    def jobs(self, selection: Selection) -> list[Job]:
         type(self).asked = vars(selection)
         if self.jobs_error is not None:
             raise self.jobs_error
-        return list(self.script)
+        # An error stands where a row of the version before it would have been.
+        jobs: list[Job] = []
+        for row in self.script:
+            if isinstance(row, Row):
+                jobs.append(Job(row.family, row.version, row.idea, row.sizes, row.dtype, row.block))
+            else:
+                jobs.append(jobs[-1] if jobs else Job("toy", 1, "", {"N": 64}, "fp32", 256))
+        return jobs
 
-    def rows(self, jobs: list[Any]) -> Iterator[Row]:
-        for position, row in enumerate(jobs):
+    def rows(self, jobs: list[Job]) -> Iterator[Row]:
+        for position, (row, _) in enumerate(zip(self.script, jobs, strict=True)):
             self.before_row(position)
             if isinstance(row, BaseException):
                 raise row

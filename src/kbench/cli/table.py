@@ -1,0 +1,117 @@
+"""Tables and coloured words as text, as wide as the terminal and only as colourful as it wants."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STYLES = {"pass": "green", "ok": "green", "refused": "yellow", "skipped": "yellow", "missing": "yellow"}
+FAULT_STYLE = "bold red"
+FAULTS = {"fail", "invalid", "unable", "unlaunchable", "crashed", "hung", "stopped"}
+
+NO_TERMINAL_WIDTH = 80  # of a pipe or a file: what most people's editors and logs show whole
+MIN_WIDTH = 40  # narrower, nothing would be left of a line but its breaks
+MIN_FLEXIBLE = 20  # of a column of prose: narrower, it breaks at nearly every word
+GAP = 2  # blanks between two columns
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. flexible: it takes the width that is left and wraps; others keep theirs.
+
+    short: its heading where space is short. drop: the order in which columns go where it is shorter still, 1 first;
+    0 stays.
+    """
+
+    title: str
+    align: Literal["left", "right"] = "left"
+    flexible: bool = False
+    short: str = ""
+    drop: int = 0
+
+
+def width() -> int:
+    """Characters in a line of the terminal; $COLUMNS overrides it."""
+    return max(MIN_WIDTH, shutil.get_terminal_size((NO_TERMINAL_WIDTH, 24)).columns)
+
+
+def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], indent: int = 0) -> str:
+    """A table as text, statuses coloured where stdout is a terminal. Cells are plain text.
+
+    Where the terminal is too narrow, headings are shortened and then columns dropped; numbers are never cut.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    room = width() - indent
+    columns, rows = fit(columns, rows, room)
+    # Two blanks between columns, one of them the box's: wide tables still fit 80 columns.
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.title, justify=column.align, no_wrap=not column.flexible, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
+    paper = _Paper()
+    _console(paper, room).print(table)
+    return "".join(f"{' ' * indent}{line}".rstrip() + "\n" for line in paper.getvalue().splitlines())
+
+
+def fit(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int
+) -> tuple[list[Column], list[Sequence[str]]]:
+    """The columns that `room` characters hold, and the rows' cells in them."""
+    shown = [i for i, column in enumerate(columns) if column.title or any(row[i] for row in rows)]
+    columns = list(columns)
+    if _needed([columns[i] for i in shown], [[row[i] for row in rows] for i in shown]) > room:
+        columns = [Column(c.short or c.title, c.align, c.flexible, c.short, c.drop) for c in columns]
+    for index in sorted((i for i in shown if columns[i].drop), key=lambda i: columns[i].drop):
+        if _needed([columns[i] for i in shown], [[row[i] for row in rows] for i in shown]) <= room:
+            break
+        shown.remove(index)
+    return [columns[i] for i in shown], [[row[i] for i in shown] for row in rows]
+
+
+def _needed(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> int:
+    """The width that a table needs, in characters."""
+    widths = [max(len(text) for text in (column.title, *mine)) for column, mine in zip(columns, cells, strict=True)]
+    least = [min(w, MIN_FLEXIBLE) if c.flexible else w for c, w in zip(columns, widths, strict=True)]
+    return sum(least) + GAP * (len(columns) - 1)
+
+
+def paint(word: str) -> str:
+    """A status, or another verdict, in its colour where stdout is a terminal."""
+    from rich.text import Text
+
+    paper = _Paper()
+    _console(paper, width()).print(Text(word, style=_style(word)), end="")
+    return paper.getvalue()
+
+
+def _style(text: str) -> str:
+    word = text.lower()
+    return FAULT_STYLE if word in FAULTS else STYLES.get(word, "")
+
+
+class _Paper(io.StringIO):
+    """Takes text that is meant for stdout, and says that it is a terminal where stdout is one."""
+
+    def isatty(self) -> bool:
+        return sys.stdout.isatty()
+
+
+def _console(paper: _Paper, columns: int) -> Console:
+    from rich.console import Console
+
+    # https://no-color.org asks for no colour; bold text is drawn in another colour by many terminals.
+    if os.environ.get("NO_COLOR"):
+        return Console(file=paper, width=columns, markup=False, highlight=False, emoji=False, color_system=None)
+    return Console(file=paper, width=columns, markup=False, highlight=False, emoji=False)

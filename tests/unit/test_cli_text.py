@@ -1,0 +1,191 @@
+"""Text on the screen: tables that fit, prose that wraps, which failures are shown, progress on a terminal."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from fakes import failed, make_row
+from kbench.cli.failures import choose, show_failures, show_reasons, show_refusals
+from kbench.cli.screen import Screen
+from kbench.cli.table import Column, fit, render, width
+
+IDEA = "one warp per eight columns, where each loaded row serves eight sums, and longest rows come first"
+LADDER = [
+    Column(""),
+    Column("ver", "right"),
+    Column("idea", flexible=True),
+    Column("block", "right", drop=3),
+    Column("check"),
+    Column("bound", "right", drop=1),
+    Column("median ms", "right", short="ms"),
+    Column("+-", "right", drop=2),
+]
+RUNGS = [["*", "12", IDEA, "1024", "unlaunchable", ">999%", "0.000123", "0.4%"]]
+
+
+# ----------------------------------------------------------------------------------------------- tables
+
+
+@pytest.mark.parametrize(
+    ("room", "titles"),
+    [
+        # 1 + 3 + 20 of the idea + 5 + 12 + 5 + 9 + 4, and two between each of them.
+        (73, ["", "ver", "idea", "block", "check", "bound", "median ms", "+-"]),
+        (72, ["", "ver", "idea", "block", "check", "bound", "ms", "+-"]),
+        (71, ["", "ver", "idea", "block", "check", "ms", "+-"]),
+        (64, ["", "ver", "idea", "block", "check", "ms"]),
+        (58, ["", "ver", "idea", "check", "ms"]),
+        (40, ["", "ver", "idea", "check", "ms"]),
+    ],
+)
+def test_headings_are_shortened_before_columns_go(room: int, titles: list[str]) -> None:
+    columns, rows = fit(LADDER, RUNGS, room)
+    assert [column.title for column in columns] == titles
+    assert len(rows[0]) == len(columns) and rows[0][2] == IDEA
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_ideas_wrap_whole_and_numbers_stay_whole(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = render(LADDER, RUNGS)
+    lines = text.splitlines()
+    assert all(len(line) <= columns for line in lines)
+    assert "0.000123" in lines[2] and "unlaunchable" in lines[2] and "…" not in text
+    start, end = lines[0].index("idea"), lines[0].index(" block" if " block" in lines[0] else " check")
+    assert " ".join(line[start:end].strip() for line in lines[2:]) == IDEA
+
+
+def test_a_column_without_title_and_content_is_left_out() -> None:
+    assert render([Column(""), Column("ver")], [["", "1"], ["", "2"]]).splitlines()[0] == "ver"
+    assert render([Column(""), Column("ver")], [["*", "1"], ["", "2"]]).splitlines()[0] == "   ver"
+
+
+def test_an_indented_table_is_no_wider() -> None:
+    text = render([Column("what", flexible=True)], [["word " * 40]], indent=4)
+    assert all(line.startswith("    ") and len(line) <= 80 for line in text.splitlines())
+
+
+def test_the_width_has_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "3")
+    assert width() == 40
+
+
+# ------------------------------------------------------------------------------------------------ prose
+
+
+def test_prose_wraps_at_words_and_never_cuts_one(capsys: pytest.CaptureFixture[str]) -> None:
+    path = "/a/very/long/path" * 10
+    Screen().prose("some words " * 10 + path + " end", "  check    ")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("  check    some words") and len(lines[0]) <= 80
+    assert lines[1].startswith(" " * 11 + "some words")
+    assert " " * 11 + path in lines
+
+
+def test_statuses_are_coloured_on_a_terminal_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for status in ("FAIL", "CRASHED", "HUNG"):
+        Screen().prose(f"{status}: why", status=status)
+    assert capsys.readouterr().out == "FAIL: why\nCRASHED: why\nHUNG: why\n"
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    Screen().prose("FAIL: why", status="FAIL")
+    Screen().prose("pass, 2 launches", "  check  ", status="pass")
+    assert capsys.readouterr().out == "\x1b[1;31mFAIL\x1b[0m: why\n  check  \x1b[32mpass\x1b[0m, 2 launches\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    Screen().prose("FAIL: why", status="FAIL")
+    assert capsys.readouterr().out == "FAIL: why\n"
+
+
+# --------------------------------------------------------------------------------------------- failures
+
+
+def test_wrong_rows_come_first_and_each_kind_of_reason_before_a_repeat() -> None:
+    same = [failed(1, reason=f"out: {n} of 64 elements wrong, worst at [n={n}]: got {n}.5e-06") for n in range(4)]
+    nan, hung = failed(1, reason="out: 1 of 64 elements wrong (nan)"), failed(1, "hung", "took over 30 s")
+    rows = [hung, *same, nan]
+    assert [row.reason for row in choose(rows, 3)] == [same[0].reason, nan.reason, hung.reason]
+    assert [row.reason for row in choose(rows, 2)] == [same[0].reason, nan.reason]
+    assert [row.reason for row in choose(rows, 4)] == [same[0].reason, same[1].reason, nan.reason, hung.reason]
+    assert choose(rows, 6) == [*same, nan, hung]
+
+
+def test_what_is_not_shown_is_counted_by_status(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [failed(2, "hung", "endless"), *(failed(3, block=32 * n) for n in range(1, 6))]
+    rows += [failed(3, "hung", "endless"), failed(3, "hung", "endless"), failed(3, "refused", "no")]
+    show_failures(rows, Screen(), whole=False)
+    out = capsys.readouterr().out
+    assert "version 3: not shown are 3 fail, 1 hung; --debug shows all rows" in out
+    assert out.index("toy version 3") < out.index("toy version 2")  # the wrong version first
+    assert "version 2: not shown" not in out
+    show_failures(rows, Screen(), whole=True)
+    out = capsys.readouterr().out
+    assert out.count("FAIL toy version 3") == 5 and out.count("HUNG") == 3 and "not shown" not in out
+
+
+def test_reasons_are_said_once_for_the_block_sizes_that_share_them(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [failed(1, "refused", "fixed block size 64", block=block) for block in (32, 96)]
+    rows += [make_row(1, block=64), failed(2, block=32, reason="zeros", reproduce="kbench again")]
+    rows += [make_row(3, block=32, reason="slow: timed at one block size only")]
+    show_reasons(rows, Screen())
+    assert capsys.readouterr().out.splitlines() == [
+        "version 1 refused at block sizes 32, 96: fixed block size 64",
+        "version 2 fail at block size 32: zeros",
+        "    again:   kbench again",
+        "version 3 at block size 32: slow: timed at one block size only",
+    ]
+
+
+def test_refusals_are_explained_only_of_versions_that_ran_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [failed(1, "refused", "needs T even")] * 3 + [failed(2, "refused", "too small"), make_row(2)]
+    show_refusals([*rows, failed(3, "skipped", "tensor cores")], Screen())
+    text = "version 1 refused: needs T even (3 rows)\nversion 3 skipped: tensor cores\n"
+    assert capsys.readouterr().out == text
+
+
+# --------------------------------------------------------------------------------------------- progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("names", [["toy:1 N=64 block 256"], ["toy:1 N=64 block 256", "toy:2 N=64 block 256"]])
+def test_progress_names_the_row_that_runs_and_disappears(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with pytest.raises(KeyboardInterrupt), Screen().progress(names) as advance:
+        for _ in names[:-1]:
+            advance()
+        raise KeyboardInterrupt
+    shown = terminal.getvalue()
+    assert names[-1] in shown and "0:00:00" in shown
+    assert ("1/2" in shown) == (len(names) == 2)
+    assert shown.endswith("\x1b[2K")  # the last thing is the erasure of its line
+
+
+def test_a_line_of_progress_leaves_room_for_what_the_terminal_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "dumb-but-a-terminal")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    names = [f"attention_backward:{n} B=2 T=1024 C=768 NH=12 block 256" for n in range(100)]
+    with Screen().progress(names) as advance:
+        advance()
+    lines = [line for line in terminal.getvalue().replace("\x1b", "\n\x1b").splitlines() if "1/100" in line]
+    assert lines and all(len(line.split("K")[-1]) <= 58 and "0:00:0" in line for line in lines)
+
+
+def test_progress_is_silent_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    with Screen().progress(["a", "b"]) as advance:
+        advance()
+        Screen().note("a note")
+    assert capsys.readouterr().err == "kbench: a note\n"
