@@ -19,7 +19,7 @@ RUN_EXTRAS := $(if $(filter none,$(CUDA)),,[$(CUDA)])
 TEST_EXTRAS := [dev,$(if $(filter none,$(CUDA)),nvrtc13,$(CUDA))]
 
 ifeq ($(strip $(VENV)),)
-PY := PYTHONPATH=src $(PYTHON)
+PY := PYTHONPATH=src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)
 RUN_READY := has-run-modules
 TEST_READY := has-test-modules
 GPU_TEST_READY := has-gpu-test-modules

@@ -175,6 +175,8 @@ def _objects(module: ModuleType, kind: type) -> list[Any]:
 def _validate(family: Family, path: Path) -> None:
     """Raise UsageError for a contract that cannot be used, naming the file."""
     numbers = [version.number for version in family.versions]
+    if not numbers:
+        raise UsageError(f"{path.name}: the family has no versions")
     if len(set(numbers)) != len(numbers):
         raise UsageError(f"{path.name}: version numbers {numbers} are not unique")
     for preset in ("default", "small"):

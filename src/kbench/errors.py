@@ -19,7 +19,7 @@ class Exit(IntEnum):
 
 # A wrong result outranks everything, because a report that hides one is worthless; a crash outranks what
 # can be mended on the command line; "nothing was checked" only matters when nothing else went wrong.
-_PRECEDENCE = (Exit.WRONG, Exit.CRASHED, Exit.USAGE, Exit.CANNOT, Exit.REGRESSION, Exit.NOTHING)
+_PRECEDENCE = (Exit.WRONG, Exit.CRASHED, Exit.INTERNAL, Exit.USAGE, Exit.CANNOT, Exit.REGRESSION, Exit.NOTHING)
 
 
 def worst(statuses: "list[Exit]") -> Exit:

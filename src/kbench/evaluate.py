@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from kbench.check.verdict import Verdict
 from kbench.device.base import Device, KernelInfo, Prepared
 from kbench.device.worker import Channel, Message
 from kbench.errors import CannotRunError, CompileError, KbenchError, KernelFault, LaunchRefused, UsageError
-from kbench.family import Family, Launch, Problem, Step, Tensor, Version, kernels_of
+from kbench.family import Family, Launch, Problem, Step, Tensor, Version, checked_plan, checked_tensors, kernels_of
 from kbench.jobs import Job
 from kbench.results.schema import Row
 from kbench.selection import Selection, volume
@@ -39,6 +40,8 @@ _CASE_CACHE_BYTES = 6 << 30
 _SHRINK_TRIES = 8
 # A family's Python code is a page of arithmetic; one that takes longer hangs.
 _PLAN_SECONDS = 60.0
+# Compilers and references take seconds at large sizes, on a busy machine minutes; beyond this something hangs.
+_HOST_SECONDS = 600.0
 
 
 class Evaluator:
@@ -105,25 +108,25 @@ class Evaluator:
     # ------------------------------------------------------------------------------------------ rows
 
     def row(self, job: Job) -> Row:
-        """Evaluate one job. Whatever the version does wrong is in the row; faults of kbench are raised."""
+        """Evaluate one job. Whatever goes wrong, with the version, the family or kbench itself, is in the row."""
         started = time.perf_counter()
-        family, version = self.catalog[job.family], self.catalog.version(job.family, job.version)
         row = Row(
-            job.family, job.version, version.idea, job.sizes, job.dtype, job.block, self.device.kind, "pass", self.seed,
+            job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device.kind, "pass", self.seed,
             overridden=self.tolerance is not None, reproduce=self._command(job),
         )  # fmt: skip
         try:
+            family, version = self.catalog[job.family], self.catalog.version(job.family, job.version)
             self._evaluate(family, version, job, row)
+            if row.status == "fail" and job.purpose == "time":
+                smallest = self._smallest_failing(family, job)
+                row.smaller = self._command(smallest) if smallest is not None else ""
         except Exception as error:
             self._record(error, row)
-        if row.status == "fail" and job.purpose == "time":
-            smallest = self._smallest_failing(family, job)
-            row.smaller = self._command(smallest) if smallest is not None else ""
         row.seconds = time.perf_counter() - started
         return row
 
     def _record(self, error: Exception, row: Row) -> None:
-        """Write what stopped a row into it; re-raise what is kbench's own fault."""
+        """Write what stopped a row into it."""
         row.measurement = None
         fault = _lost_context(error) or error
         match fault:
@@ -142,7 +145,8 @@ class Evaluator:
             case KbenchError():
                 row.status, row.reason = "invalid", str(fault)
             case _:
-                raise error
+                row.status, row.reason = "internal", f"internal error: {type(error).__name__}: {error}"
+                row.details = traceback.format_exception(error)
 
     def _evaluate(self, family: Family, version: Version, job: Job, row: Row) -> None:
         subject = self._subject(job)
@@ -153,27 +157,32 @@ class Evaluator:
             row.status, row.reason = "skipped", f"the emulator cannot run it: {version.gpu_only}"
             return
         require_memory(self.device, family, version, subject.problem, subject.tensors)
-        futures = [self.cases.submit(family, subject.problem, seed) for seed in (self.seed, self.seed + 1)]
-        module = self.builds.module(self._source(family, version.number), kernels_of(subject.plan), version.arch)
-        prepared = self.device.prepare(subject.plan, module, subject.tensors)
-        row.kernels = _kernel_rows(subject.plan, prepared.infos)
-        # Before any clock starts: a reference takes seconds at large sizes, and would disturb a timing beside it.
-        first, second = (self._keep(future.result()) for future in futures)
-        with (
-            Buffers(self.device, family, version, subject.problem, job.block, subject.plan) as buffers,
-            self.channel.limit(self.time_limit, f"a launch of {job.family} version {job.version}") as restart,
-        ):
+        # A reference that takes seconds must not run into a launch's time limit, nor disturb a timing beside it.
+        with self.channel.limit(_HOST_SECONDS, f"compiling {job.family} version {job.version}, or its reference,"):
+            futures = [self.cases.submit(family, subject.problem, seed) for seed in (self.seed, self.seed + 1)]
+            module = self.builds.module(self._source(family, version.number), kernels_of(subject.plan), version.arch)
+            prepared = self.device.prepare(subject.plan, module, subject.tensors)
+            row.kernels = _kernel_rows(subject.plan, prepared.infos)
+            first, second = (self._keep(future.result()) for future in futures)
+
+        def launch_limit() -> Any:
+            return self.channel.limit(self.time_limit, f"a launch of {job.family} version {job.version}")
+
+        with Buffers(self.device, family, version, subject.problem, job.block, subject.plan) as buffers:
             verdict = prove(
-                self.device, family, version, prepared, buffers, first, tolerance=self.tolerance, on_launch=restart
+                self.device, family, version, prepared, buffers, first, tolerance=self.tolerance, guard=launch_limit
             )
             self._judge(row, verdict)
             if row.status != "pass":
                 return
             timed = job.purpose == "time" and self.device.kind == "cuda"
-            measurement = self._time(prepared, buffers, restart) if timed else None
+            measurement = None
+            if timed:
+                with launch_limit() as restart:
+                    measurement = self._time(prepared, buffers, restart)
             # A version that remembers its first inputs, or wears out, was right until now.
             verdict = recheck(
-                self.device, family, version, prepared, buffers, second, tolerance=self.tolerance, on_launch=restart
+                self.device, family, version, prepared, buffers, second, tolerance=self.tolerance, guard=launch_limit
             )
             if verdict.passed:
                 row.measurement = measurement
@@ -215,10 +224,10 @@ class Evaluator:
                 refusal = family.refusal(version, problem, job.block)
                 if refusal:
                     return Subject(problem, refusal)
-                plan = tuple(version.plan(problem, job.block, self.device.props))
-                tensors = family.tensors(problem)
+                plan = checked_plan(version.plan(problem, job.block, self.device.props))
+                tensors = checked_tensors(family.tensors(problem))
                 if version.scratch is not None:
-                    tensors = (*tensors, *version.scratch(problem, job.block, self.device.props))
+                    tensors = (*tensors, *checked_tensors(version.scratch(problem, job.block, self.device.props)))
             except Exception as error:
                 what = f"the plan of {job.family} version {job.version} fails: {describe_fault(error, path)}"
                 raise UsageError(what) from error

@@ -10,10 +10,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral, Real
 from typing import Any
 
 Array = Any  # a numpy or cupy array: family code works on either
 
+MAX_BLOCK = 1024  # threads: the same for every GPU since compute capability 2.0
 POWERS_OF_TWO = (32, 64, 128, 256, 512, 1024)  # every power of two from one warp to the largest block
 
 # dtype = how elements are stored, and what a GEMM step computes in. tf32 stores fp32.
@@ -113,6 +115,19 @@ class Tensor:
         return self.count * ITEM_SIZES[self.dtype]
 
 
+def checked_tensors(tensors: object) -> tuple[Tensor, ...]:
+    """What a family's `tensors`, or a version's `scratch`, returned. Raises TypeError or ValueError if it is no use."""
+    _require(isinstance(tensors, tuple | list), "tensors are a tuple of Tensor", tensors)
+    assert isinstance(tensors, tuple | list)
+    for tensor in tensors:
+        _require(isinstance(tensor, Tensor), "tensors are a tuple of Tensor", tensor)
+        _require(_are_sizes(tensor.shape, 0, 32), f"the shape of {tensor.name} is a tuple of ints", tensor.shape)
+    names = [tensor.name for tensor in tensors]
+    if len(set(names)) < len(names):
+        raise ValueError(f"tensors {', '.join(names)} do not all have names of their own")
+    return tuple(tensors)
+
+
 def normal(mean: float, spread: float) -> Draw:
     """Normal values with this mean and standard deviation: activations, weights, gradients."""
     return lambda rng, shape, drawn: rng.normal(mean, spread, shape)
@@ -136,12 +151,28 @@ def derived(function: Callable[[Mapping[str, Array]], Array]) -> Draw:
 # ---------------------------------------------------------------------------------------------- steps
 
 
+def _require(condition: object, text: str, found: object) -> None:
+    if not condition:
+        raise TypeError(f"{text}, not {found!r}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and int(value) >= 0
+
+
+def _are_sizes(values: object, least: int, most: int) -> bool:
+    return isinstance(values, tuple | list) and least <= len(values) <= most and all(map(_is_count, values))
+
+
 @dataclass(frozen=True)
 class Ref:
     """A tensor as a kernel argument, from element `offset` on. A plain string means offset 0."""
 
     tensor: str
     offset: int = 0
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.tensor, str) and isinstance(self.offset, Integral), "a Ref is a name and an int", self)
 
 
 @dataclass(frozen=True)
@@ -157,6 +188,16 @@ class Launch:
     block: tuple[int, ...]
     args: tuple[str | Ref | int | float, ...]
     shared: int = 0
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.kernel, str) and self.kernel.strip(), "a Launch needs a kernel's name", self.kernel)
+        for name in ("grid", "block"):
+            _require(
+                _are_sizes(getattr(self, name), 1, 3), f"{name} must be a tuple of 1 to 3 ints", getattr(self, name)
+            )
+        _require(_is_count(self.shared), "shared must be a number of bytes", self.shared)
+        known = isinstance(self.args, tuple | list) and all(isinstance(arg, str | Ref | Real) for arg in self.args)
+        _require(known, "args must be a tuple of tensor names, Refs, ints and floats", self.args)
 
 
 @dataclass(frozen=True)
@@ -225,6 +266,15 @@ class Copy:
 
 
 Step = Launch | Gemm | Fill | Copy
+
+
+def checked_plan(plan: object) -> tuple[Step, ...]:
+    """What a version's plan function returned, if it is a sequence of steps. Raises TypeError if not."""
+    _require(isinstance(plan, tuple | list), "a plan is a tuple of steps", plan)
+    assert isinstance(plan, tuple | list)
+    for step in plan:
+        _require(isinstance(step, Launch | Gemm | Fill | Copy), "a step is a Launch, Gemm, Fill or Copy", step)
+    return tuple(plan)
 
 
 def tensors_of(plan: Sequence[Step]) -> tuple[str, ...]:
@@ -347,6 +397,14 @@ class Version:
     gpu_only: str = ""
     arch: str = ""
 
+    def __post_init__(self) -> None:
+        _require(_is_count(self.number), "a Version's number is an int, 0 or more", self.number)
+        _require(isinstance(self.idea, str), "a Version's idea is a line of text", self.idea)
+        _require(callable(self.plan), "a Version's plan is a function", self.plan)
+        _require(isinstance(self.dtypes, tuple | list), "a Version's dtypes are a tuple", self.dtypes)
+        usable = _are_sizes(self.blocks, 1, MAX_BLOCK) and all(1 <= block <= MAX_BLOCK for block in self.blocks)
+        _require(usable, f"block sizes are a tuple of ints from 1 to {MAX_BLOCK}", self.blocks)
+
     @property
     def blocks(self) -> tuple[int, ...]:
         return (self.fixed,) if self.fixed is not None else self.block_sizes
@@ -376,6 +434,16 @@ class Family:
     flops: Callable[[Problem], float] | None = None
     # Set by the loader, not by family files: where each version's device code stands.
     sources: Mapping[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        listed = isinstance(self.versions, tuple | list) and all(isinstance(v, Version) for v in self.versions)
+        _require(listed, "a Family's versions are a tuple of Version", self.versions)
+        for name in ("sizes", "presets"):
+            _require(isinstance(getattr(self, name), Mapping), f"a Family's {name} are a dict", getattr(self, name))
+        _require(isinstance(self.dtypes, tuple | list), "a Family's dtypes are a tuple", self.dtypes)
+        for sizes in (*self.presets.values(), *(shape.sizes for shape in self.check_shapes)):
+            counted = isinstance(sizes, Mapping) and all(_is_count(size) and size for size in sizes.values())
+            _require(counted, "the sizes of a preset or check shape are a dict of ints above 0", sizes)
 
     @cached_property
     def by_number(self) -> dict[int, Version]:

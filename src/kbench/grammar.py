@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kbench.errors import UsageError
+from kbench.family import MAX_BLOCK
 
 # More values than this in one range is a slip of the keyboard: each value is a row that compiles and runs.
 MAX_VALUES = 1024
 MAX_VERSION = 9999  # version numbers count up from 1 inside one file
-MAX_BLOCK = 1024  # threads, on every GPU there is
 MAX_DIGITS = 15  # 10^15 elements fit no machine, and products of a few such sizes are still exact integers
 
 _NUMBER = re.compile(r"[0-9]+")
@@ -98,6 +98,16 @@ def parse_sizes(settings: Sequence[str]) -> dict[str, list[int]]:
             raise UsageError(f"size {name}={values[0]} is not positive", "sizes start at 1")
         sizes.setdefault(name, set()).update(values)
     return {name: sorted(values) for name, values in sizes.items()}
+
+
+def parse_block_sizes(text: str) -> list[int]:
+    """The block sizes of a sweep, a range as of `parse_range`. What some GPU could launch but a version does not
+    support is its row's business; what no GPU launches is a UsageError."""
+    sizes = parse_range(text, "--block-sizes")
+    wrong = next((size for size in sizes if not 1 <= size <= MAX_BLOCK), None)
+    if wrong is not None:
+        raise UsageError(f"--block-sizes: {wrong} is not from 1 to {MAX_BLOCK}, what a GPU can launch", RANGE_FORM)
+    return sizes
 
 
 def parse_block_size(text: str) -> int:

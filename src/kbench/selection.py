@@ -42,7 +42,15 @@ class Selection:
         """
         purpose = "check" if self.mode == "check" else "time"
         for target in self.targets or [Target(name) for name in catalog.names]:
-            name, family = target.family, catalog[target.family]
+            name = target.family
+            try:
+                family = catalog[name]
+            except UsageError:
+                if len(self.targets) == 1:
+                    raise
+                # One of several: its row, which cannot be evaluated either, says what is wrong; the others go on.
+                yield Job(name, 0, "", {}, self.dtype or "fp32", 0, purpose)
+                continue
             versions = [catalog.version(name, number) for number in target.versions or family.by_number]
             dtype = _checked_dtype(family, self.dtype)
             for shape in self._shapes(family, dtype, device_kind):

@@ -47,16 +47,33 @@ class Source:
         return tuple(dict.fromkeys(name for text in texts for name in _KERNEL.findall(_strip_comments(text))))
 
     def lacks(self, kernels: Iterable[str]) -> str:
-        """A message naming the first of `kernels` that is not defined here; "" if all are."""
+        """A message naming the first of `kernels` that is not found here; "" if all are.
+
+        It sees a kernel only where `__global__ ... void name(` stands in the text: one that a macro defines is for the
+        compiler to find. So this explains why a kernel did not compile, and forbids none.
+        """
         for kernel in kernels:
             if "(" in kernel.split("<")[0] or "_cast<" in kernel:
                 continue  # a cast that picks one of several overloads: the compiler judges it
-            base = kernel.split("<")[0].split("::")[-1].strip()
+            base = _base_name(kernel)
             if base not in self.kernels:
                 near = difflib.get_close_matches(base, self.kernels, n=1)
                 known = f"did you mean {near[0]}?" if near else f"it has {', '.join(self.kernels) or 'none'}"
                 return f"{self.path.name} has no kernel `{base}`, which the plan names as `{kernel}`: {known}"
         return ""
+
+    def no_kernel(self, kernels: Iterable[str]) -> str:
+        """A message naming the first of `kernels` that is a `__device__` function here; "" if none is."""
+        text = "\n".join(_strip_comments(text) for text in (self.text, *(text for _, _, text in self.includes)))
+        for kernel in kernels:
+            base = _base_name(kernel)
+            if base not in self.kernels and re.search(rf"__device__[^;{{}}()=#]*\b{re.escape(base)}\s*\(", text):
+                return f"{self.path.name}: `{kernel}`, which the plan names, is a __device__ function and no kernel"
+        return ""
+
+
+def _base_name(kernel: str) -> str:
+    return kernel.split("<")[0].split("::")[-1].strip()
 
 
 def load_source(path: Path, include_folders: Iterable[Path] = ()) -> Source:

@@ -232,3 +232,39 @@ def test_a_missing_compiler_names_the_remedies(tmp_path: Path) -> None:
     if done.returncode == 0:
         pytest.skip("ziglang is installed and took over")
     assert done.returncode == 5 and "g++" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "old, new, words",
+    [
+        ('(-(-problem["N"] // block),)', '(problem["N"] / block + 1,)', "scale.py:5: TypeError: grid must be a tuple"),
+        ('{"out": Expected(2 * inputs["inp"])}', '{"out": 2 * inputs["inp"]}', "must return a dict of Expected"),
+        ('{"out": Expected(2 * inputs["inp"])}', 'inputs["other"]', "KeyError: 'other'"),
+        ('("out", "inp", problem["N"])', '("out", "nothing", problem["N"])', "nothing"),
+        ('("out", "inp", problem["N"])', '("out", "inp", problem["N"] + 0.5)', "passes the float 100.5"),
+    ],
+)
+def test_slips_in_a_family_cost_their_row_and_name_the_line(scale: Path, old: str, new: str, words: str) -> None:
+    (scale / "scale.py").write_text(SCALE_PY.replace(old, new))
+    done = run_scale(scale, "--json")
+    assert done.returncode in (2, 6), done.stdout + done.stderr
+    document = json.loads(done.stdout)
+    said = document["rows"][0]["reason"] if document.get("rows") else document["error"]
+    assert words in said and "scale" in said
+
+
+def test_one_broken_family_does_not_hide_the_others(scale: Path) -> None:
+    (scale / "broken.py").write_text("family = 1 +")
+    (scale / "broken.cu").write_text("")
+    done = kbench("sweep", "scale", "broken", "--family-dir", str(scale), "--device", "emulator", "--json")
+    rows = json.loads(done.stdout)["rows"]
+    broken = [row for row in rows if row["family"] == "broken"]
+    assert [row["status"] for row in broken] == ["invalid"] and "broken.py:1" in broken[0]["reason"]
+    assert {row["status"] for row in rows if row["family"] == "scale"} == {"pass"}
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("sizes", ["0", "2048", "0,64"])
+def test_block_sizes_that_no_gpu_launches_are_wrong_usage(sizes: str) -> None:
+    done = kbench("check", "attention_backward", "--block-sizes", sizes, "--device", "emulator")
+    assert done.returncode == 2 and "block-sizes" in done.stderr

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ def make_case(family: Family, problem: Problem, seed: int, structured: bool = Fa
         file = next((path for path in family.sources.values() if Path(path).name == f"{family.name}.cu"), family.name)
         what = describe_fault(error, Path(file).with_suffix(".py"))
         raise KbenchError(f"family {family.name}: the reference fails at {problem}: {what}", FAMILY_FAULT) from error
+    if not isinstance(answers, Mapping) or not all(isinstance(answer, Expected | None) for answer in answers.values()):
+        raise KbenchError(f"family {family.name}: the reference must return a dict of Expected", FAMILY_FAULT)
     expected = {
         tensor.name: _checked(family.name, tensor, answers.get(tensor.name), xp)
         for tensor in tensors.values()
@@ -115,6 +118,8 @@ def _checked(family: str, tensor: Tensor, answer: Expected | None, xp: Any) -> E
 
 def _checked_bound(where: str, tensor: Tensor, bound: Array | float, xp: Any) -> Array | float:
     if np.ndim(bound) == 0:
+        if not isinstance(bound, Real) and not hasattr(bound, "dtype"):
+            raise KbenchError(f"{where}: the bound must be a number or an array, not {bound!r}", FAMILY_FAULT)
         number = float(bound)
         if not (np.isfinite(number) and number >= 0):
             raise KbenchError(f"{where}: the bound {number} is not a finite number, 0 or more", FAMILY_FAULT)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kbench.check.arrays import count_different, words
 from kbench.check.bound import Tolerance
@@ -15,6 +17,8 @@ from kbench.check.verdict import Finding, OutputVerdict, Verdict, join_axes, num
 from kbench.device.base import Bound, Damage, Device, Prepared
 from kbench.errors import KernelFault
 from kbench.family import ITEM_SIZES, Array, Family, Tensor, Version
+
+Guard = Callable[[], AbstractContextManager[Any]]
 
 # What outputs and scratch hold before a launch. 0xFF is a NaN in every floating-point type and spreads through
 # sums. The second is finite, because maxima drop NaNs: above most data (12,690 in fp32, 6.3 in fp16), and small
@@ -32,15 +36,15 @@ def prove(
     *,
     tolerance: Tolerance | None = None,
     repeats: int = 2,
-    on_launch: Callable[[], None] | None = None,
+    guard: Guard = nullcontext,
 ) -> Verdict:
     """Launch the plan once per schedule of the device, at least `repeats` times, then once per schedule for each
     allowed alias, and judge every launch.
 
-    on_launch: called before each launch, for a time limit per launch. A KernelFault that only a wrong kernel can
+    guard: entered around each launch alone, for a time limit. A KernelFault that only a wrong kernel can
     have becomes a finding; any other (a crash, a hang, a lost context) is raised.
     """
-    trial = _Trial(device, version, prepared, buffers, case, tolerance, on_launch)
+    trial = _Trial(device, version, prepared, buffers, case, tolerance, guard)
     with device.activate():
         schedules = device.schedules or ("",)
         for i in range(max(repeats, len(schedules))):
@@ -65,10 +69,10 @@ def recheck(
     case: Case,
     *,
     tolerance: Tolerance | None = None,
-    on_launch: Callable[[], None] | None = None,
+    guard: Guard = nullcontext,
 ) -> Verdict:
     """One launch more, on another case than the buffers hold, after launches that nobody looked at."""
-    trial = _Trial(device, version, prepared, buffers, case, tolerance, on_launch, earlier=buffers.case)
+    trial = _Trial(device, version, prepared, buffers, case, tolerance, guard, earlier=buffers.case)
     with device.activate():
         trial.launch(device.schedules[0] if device.schedules else "", POISONS[0])
         return trial.verdict()
@@ -98,7 +102,7 @@ class _Trial:
     buffers: Buffers
     case: Case
     tolerance: Tolerance | None
-    on_launch: Callable[[], None] | None
+    guard: Guard
     earlier: Case | None = None
     launches: list[_Launch] = field(default_factory=list)
     findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
@@ -125,11 +129,10 @@ class _Trial:
         if alias not in self._bounds:
             self._bounds[alias] = self.buffers.bind(self.prepared, alias)
         self.buffers.reset(self.case, poison)
-        if self.on_launch is not None:
-            self.on_launch()
         try:
-            self.device.enqueue(self._bounds[alias], schedule=schedule)
-            self.device.synchronize()
+            with self.guard():
+                self.device.enqueue(self._bounds[alias], schedule=schedule)
+                self.device.synchronize()
         except KernelFault as fault:
             if fault.row_status != "fail" or fault.context_lost:
                 raise

@@ -11,7 +11,7 @@ from kbench.cli.screen import Screen
 from kbench.cli.session import Session, describe, run_rows
 from kbench.cli.table import Column
 from kbench.errors import Exit
-from kbench.grammar import parse_range, parse_sizes, parse_targets
+from kbench.grammar import parse_block_sizes, parse_sizes, parse_targets
 from kbench.results.schema import Row
 from kbench.results.tables import by_family, determinism, percent, worst_used
 from kbench.selection import Selection
@@ -49,7 +49,7 @@ def check(
     selection = Selection(
         parse_targets(o.family_names(targets, family_dir), version),
         "check",
-        block_sizes=parse_range(block_sizes, "--block-sizes") if block_sizes is not None else None,
+        block_sizes=parse_block_sizes(block_sizes) if block_sizes is not None else None,
         sizes=parse_sizes(size or []),
         preset=preset,
         dtype=dtype,

@@ -13,7 +13,7 @@ from kbench.cli.failures import show_reasons
 from kbench.cli.screen import Screen
 from kbench.cli.session import NO_TIMES, Session, describe, run_rows
 from kbench.cli.table import Column
-from kbench.grammar import parse_range, parse_sizes, parse_targets
+from kbench.grammar import parse_block_sizes, parse_sizes, parse_targets
 from kbench.results.best import contest, load_best, median, ties, update_best, winners
 from kbench.results.schema import Row
 from kbench.results.store import RunWriter, require_writable
@@ -65,7 +65,7 @@ def sweep(
     selection = Selection(
         parse_targets(o.family_names(targets, family_dir), version),
         "sweep",
-        block_sizes=parse_range(block_sizes, "--block-sizes") if block_sizes is not None else None,
+        block_sizes=parse_block_sizes(block_sizes) if block_sizes is not None else None,
         sizes=parse_sizes(size or []),
         preset=preset,
         dtype=dtype,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from kbench.errors import LaunchRefused
@@ -80,7 +81,7 @@ def typed_arguments(
 def _typed(
     where: str,
     parameter: Parameter,
-    arg: str | Ref | int | float,
+    arg: Any,
     tensors: dict[str, Tensor],
     address: Callable[[Ref], int],
 ) -> Any:
@@ -93,8 +94,8 @@ def _typed(
         return _FLOATS[parameter.letter](float(arg))
     if parameter.letter not in _INTEGERS:
         raise LaunchRefused(f"{where} is passed by value as {parameter}, which a plan cannot fill")
-    if isinstance(arg, float):
-        raise LaunchRefused(f"{where} is {parameter}, the plan passes the float {arg!r}")
+    if not isinstance(arg, Integral):
+        raise LaunchRefused(f"{where} is {parameter}, the plan passes the {type(arg).__name__} {arg}")
     value = _INTEGERS[parameter.letter](int(arg))
     if int(value.value) != int(arg):
         raise LaunchRefused(f"{where}: {arg} does not fit {parameter}")

@@ -24,6 +24,7 @@ STATUSES = {
     "unlaunchable": Exit.CRASHED,  # more threads, registers or shared memory than the device has
     "crashed": Exit.CRASHED,
     "hung": Exit.CRASHED,
+    "internal": Exit.INTERNAL,  # a fault of kbench, or of a family file in a way that kbench did not foresee
 }
 
 
