@@ -21,10 +21,20 @@ class Job:
 
     def command(self, seed: int, device: str, family_dirs: Sequence[str], options: Sequence[str] = ()) -> str:
         """The command line that repeats this job on the same inputs. options: further words, such as --rtol."""
-        words = ["kbench", "run", self.family, "--version", str(self.version)]
+        check = self.purpose == "check"
+        words = ["kbench", "check" if check else "run", self.family, "--version", str(self.version)]
         for name, size in self.sizes.items():
             words += ["--size", f"{name}={size}"]
-        words += ["--block-size", str(self.block), "--dtype", self.dtype, "--seed", str(seed), "--device", device]
+        words += [
+            "--block-sizes" if check else "--block-size",
+            str(self.block),
+            "--dtype",
+            self.dtype,
+            "--seed",
+            str(seed),
+            "--device",
+            device,
+        ]
         for folder in family_dirs:
             words += ["--family-dir", folder]
         return shlex.join([*words, *options])

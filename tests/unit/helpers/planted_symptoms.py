@@ -49,7 +49,7 @@ EMULATOR = {
     20: Symptom("unlaunchable", r"kernel trapping: 1048576 bytes of dynamic shared memory, the device allows \d+"),
     21: Symptom("fail", r"^total: .*\(nan\).*memory that was not initialised"),
     22: Symptom("fail", r"^total: .*only where memory held bytes 0x46: it reads what it has not written"),
-    24: Symptom("fail", r"^on other inputs: out: \d+ of \d+ elements wrong \(stale\)"),
+    24: Symptom("fail", r"^on patterned inputs: out: \d+ of \d+ elements wrong \(stale\)"),
     25: Symptom("pass"),
     26: Symptom("fail", r"^total: .*only where out is the same memory as inp, which the version allows"),
     27: Symptom("invalid", r"the plan never touches the output total"),
