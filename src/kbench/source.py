@@ -55,7 +55,7 @@ class Source:
         for kernel in kernels:
             if "(" in kernel.split("<")[0] or "_cast<" in kernel:
                 continue  # a cast that picks one of several overloads: the compiler judges it
-            base = _base_name(kernel)
+            base = base_name(kernel)
             if base not in self.kernels:
                 near = difflib.get_close_matches(base, self.kernels, n=1)
                 known = f"did you mean {near[0]}?" if near else f"it has {', '.join(self.kernels) or 'none'}"
@@ -66,13 +66,14 @@ class Source:
         """A message naming the first of `kernels` that is a `__device__` function here; "" if none is."""
         text = "\n".join(_strip_comments(text) for text in (self.text, *(text for _, _, text in self.includes)))
         for kernel in kernels:
-            base = _base_name(kernel)
+            base = base_name(kernel)
             if base not in self.kernels and re.search(rf"__device__[^;{{}}()=#]*\b{re.escape(base)}\s*\(", text):
                 return f"{self.path.name}: `{kernel}`, which the plan names, is a __device__ function and no kernel"
         return ""
 
 
-def _base_name(kernel: str) -> str:
+def base_name(kernel: str) -> str:
+    """`k` of the name expression `n::k<float, 32>`."""
     return kernel.split("<")[0].split("::")[-1].strip()
 
 

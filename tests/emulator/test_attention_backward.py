@@ -1,4 +1,4 @@
-"""attention_backward on the emulator: every version, block size and check shape, in both orders of threads."""
+"""attention_backward on the emulator: every version, block size and check shape, in every order of threads."""
 
 from __future__ import annotations
 

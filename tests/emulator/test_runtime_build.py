@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from runtime_support import needs_compiler
 from kbench.device.emulator import cache
 from kbench.device.emulator.build import build_kernels, find_compiler
 from kbench.device.emulator.device import EmulatorDevice
-from kbench.errors import CannotRunError, CompileError, Exit
+from kbench.errors import CannotRunError, CompileError, Exit, UsageError
 from kbench.family import Launch, Tensor
 from kbench.source import load_source
 
@@ -56,6 +58,19 @@ def compile_error(path: Path, *kernels: str) -> CompileError:
     return caught.value
 
 
+def launch(path: Path, kernel: str, threads: int, shared: int, *numbers: int) -> list[int]:
+    """`kernel(out, numbers...)` with one block; out has an int32 per thread."""
+    device = EmulatorDevice()
+    module = device.build(load_source(path), [kernel])
+    out = Tensor("out", (threads,), "int32", "out")
+    buffer = device.alloc(out)
+    step = Launch(kernel, (1,), (threads,), ("out", *numbers), shared)
+    device.enqueue(device.bind(device.prepare([step], module, [out]), {"out": buffer}))
+    values: list[int] = buffer.array.tolist()
+    device.free(buffer)
+    return values
+
+
 def cached(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache" / "emulator").glob("user*.so"))
 
@@ -83,7 +98,7 @@ def test_missing_include(tmp_path: Path) -> None:
     assert message.startswith(f"{path}:2:") and "nowhere.cuh" in message
 
 
-def test_missing_kernel_is_named_before_compiling(tmp_path: Path) -> None:
+def test_missing_kernel_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     assert "has no kernel `sett`" in compile_error(path, "sett").message
     assert not cached(tmp_path)
@@ -98,6 +113,35 @@ def test_kernel_name_that_does_not_instantiate(tmp_path: Path) -> None:
 def test_error_inside_an_instantiation(tmp_path: Path) -> None:
     path = write(tmp_path, "template <class T> __global__ void fill(T* out) {\n    out[0] = T::nothing;\n}\n")
     assert compile_error(path, "fill<float>").message.startswith(f"{path}:2:")
+
+
+def test_a_kernel_made_by_a_macro_is_not_blamed_for_another_that_is_missing(tmp_path: Path) -> None:
+    path = write(tmp_path, "#define KERN __global__ void\nKERN good(int*) {}\ntemplate <int N> KERN many(int*) {}\n")
+    assert "has no kernel `sett`" in compile_error(path, "good", "sett").message
+    message = compile_error(path, "good", "many<nothing>").message
+    assert "has no kernel" not in message and "`many<nothing>`" in message
+
+
+def test_a_device_function_is_not_taken_for_a_kernel(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + "__device__ void helper(int* out) { out[0] = 1; }\n")
+    assert "`helper`, which the plan names, is a __device__ function" in compile_error(path, "helper").message
+
+
+@pytest.mark.parametrize(
+    ("text", "kernel"),
+    [
+        ("void __global__ k(int* out) { out[0] = 7; }", "k"),
+        ("#define KERN __global__ void\nKERN k(int* out) { out[0] = 7; }", "k"),
+        ("#define MAKE(name) __global__ void name##_made(int* out) { out[0] = 7; }\nMAKE(k)", "k_made"),
+        ("__global__ void __launch_bounds__(((1024)*(1+0))) k(int* out) { out[0] = 7; }", "k"),
+        ("__global__ void __maxnreg__(64) k(int* out) { out[0] = 7; }", "k"),
+        ("__global__ void __cluster_dims__(1,1,1) k(int* out) { out[0] = 7; }", "k"),
+        ("__global__ void __block_size__((32,1,1)) k(int* out) { out[0] = 7; }", "k"),
+        ("template <class T> void __global__ k(T* out) { out[0] = 7; }", "k<int>"),
+    ],
+)
+def test_a_kernel_is_found_however_it_is_defined(tmp_path: Path, text: str, kernel: str) -> None:
+    assert launch(write(tmp_path, text + "\n"), kernel, 1, 1)[0] == 7
 
 
 # ------------------------------------------------------------------------------------------------ translation
@@ -139,15 +183,36 @@ def test_dynamic_shared_memory_declared_outside_of_functions(tmp_path: Path) -> 
         out[threadIdx.x] = same[threadIdx.x] - first(typed) + *typed + ('{' - '{');
     }
     """
-    path = write(tmp_path, text)
-    device = EmulatorDevice()
-    module = device.build(load_source(path), ["set"])
-    out = Tensor("out", (32,), "int32", "out")
-    buffer = device.alloc(out)
-    step = Launch("set", (1,), (32,), ("out", 6), 128)
-    device.enqueue(device.bind(device.prepare([step], module, [out]), {"out": buffer}))
-    assert buffer.array.tolist() == [7] * 32
-    device.free(buffer)
+    assert launch(write(tmp_path, text), "set", 32, 128, 6) == [7] * 32
+
+
+@pytest.mark.parametrize(
+    ("declaration", "use"),
+    [
+        ("extern __shared__ unsigned char raw[];", "reinterpret_cast<float*>(raw)"),
+        ("extern __shared__ __align__(16) float raw[];", "raw"),
+        ("extern __align__(16) __shared__ float raw[];", "&raw[0]"),
+        ("extern __shared__ double raw[]; extern __shared__ double raw[];", "(float*)raw"),
+        ("extern __shared__ float4 raw[]; extern __shared__ int other[];", "reinterpret_cast<float*>(other)"),
+        ("extern volatile __shared__ float raw[];", "const_cast<float*>(raw)"),
+    ],
+)
+def test_uses_of_dynamic_shared_memory_declared_outside_of_functions(
+    tmp_path: Path, declaration: str, use: str
+) -> None:
+    text = (
+        declaration
+        + f"""
+    template <class T> __device__ void put(T* at, T value) {{ *at = value; }}
+    __global__ void set(int* out, int value) {{
+        float* values = {use};
+        put(values + threadIdx.x, float(value));
+        __syncthreads();
+        out[threadIdx.x] = values[blockDim.x - 1 - threadIdx.x] + threadIdx.x;
+    }}
+    """
+    )
+    assert launch(write(tmp_path, text), "set", 32, 128, 6) == [6 + i for i in range(32)]
 
 
 def test_dynamic_shared_memory_in_an_include(tmp_path: Path) -> None:
@@ -248,6 +313,28 @@ def test_an_unwritable_cache_is_no_obstacle(tmp_path: Path) -> None:
     assert "cannot be written" in errors
 
 
+def test_what_a_stopped_compilation_left_is_removed_after_an_hour(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "emulator"
+    old, recent, library = folder / ".old-1.so-abcd", folder / ".recent-1.so-abcd", folder / "mine.so"
+    for work in (old, recent):
+        work.mkdir()
+        (work / "kernels.cpp").write_text("// half")
+    library.write_text("a library")
+    for path in (old, library):
+        os.utime(path, (time.time() - 3700,) * 2)
+    cache.folder.cache_clear()
+    cache.folder()
+    assert not old.exists() and recent.exists() and library.exists()
+
+
+def test_a_full_disk_is_no_fault_of_the_source(tmp_path: Path) -> None:
+    def make(fresh: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(CannotRunError, match="cannot write to the cache folder .*: No space left on device"):
+        cache.library("some.so", make)
+
+
 def test_what_goes_into_a_library_decides_its_name(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     first = build_kernels(load_source(path), ["set"])
@@ -291,3 +378,59 @@ def test_a_named_compiler_is_taken_with_its_options(monkeypatch: pytest.MonkeyPa
     find_compiler.cache_clear()
     monkeypatch.setenv("KBENCH_CXX", f"{found.command[0]} -DSOMETHING=1")
     assert find_compiler().command == (found.command[0], "-DSOMETHING=1")
+
+
+def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> Path:
+    """A compiler, which $KBENCH_CXX names, that answers --version and otherwise runs `body`."""
+    path = folder / "cxx"
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {{ printf "cxx 1\\351 test\\n"; exit 0; }}\n{body}\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("KBENCH_CXX", str(path))
+    find_compiler.cache_clear()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("exit 0", "has written no file"),
+        ("kill -9 $$", "was killed by signal 9"),
+        ("echo \"collect2: fatal error: cannot find 'ld'\" >&2; exit 1", "cannot find 'ld'"),
+        ("echo \"cxx: error: cannot find 'as'\" >&2; exit 1", "cannot find 'as'"),
+        ('echo "/tmp/a.s: Fatal error: can\'t close a.o: No space left on device" >&2; exit 1', "No space left"),
+        ("echo 'cxx: fatal error: Killed signal terminated program cc1plus' >&2; exit 1", "signal terminated"),
+        ("echo \"cxx: fatal error: cannot execute 'cc1plus': execvp: No such file\" >&2; exit 1", "cannot execute"),
+    ],
+)
+def test_a_broken_compiler_is_not_the_fault_of_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, words: str
+) -> None:
+    path = stand_in(tmp_path, monkeypatch, body)
+    with pytest.raises(CannotRunError, match=words) as caught:
+        build_kernels(load_source(write(tmp_path, GOOD)), ["set"])
+    assert str(path) in caught.value.message and "\n" not in str(caught.value)
+    assert find_compiler().version == "cxx 1\ufffd test"
+
+
+def test_a_compiler_that_went_away_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = stand_in(tmp_path, monkeypatch, "exit 1")
+    find_compiler()
+    path.unlink()
+    with pytest.raises(CannotRunError, match=f"{path} .*cannot be started"):
+        build_kernels(load_source(write(tmp_path, GOOD)), ["set"])
+
+
+def test_words_of_a_broken_compiler_in_the_source_are_the_sources_fault(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + 'int x = missing; const char* y = "No space left on device"; int z = missing;\n')
+    assert compile_error(path, "set").message.startswith(f"{path}:2:")
+
+
+@pytest.mark.parametrize("variable", ["KBENCH_CXX", "CXX"])
+@pytest.mark.parametrize("value", ["g++ '-DX", 'g++ "', "g++ \\"])
+def test_a_compiler_variable_with_an_unbalanced_quote(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.delenv("KBENCH_CXX", raising=False)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(UsageError, match=rf"\${variable} is not a command line"):
+        find_compiler()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +15,8 @@ from kbench.device.base import Buffer, Damage
 from kbench.device.emulator.device import EmulatorDevice
 from kbench.device.emulator.steps import round_to_tf32
 from kbench.errors import CannotRunError, LaunchRefused
-from kbench.family import ITEM_SIZES, Copy, Fill, Gemm, Launch, Matrix, Ref, Step, Tensor
+from kbench.family import ITEM_SIZES, Copy, Fill, Gemm, Launch, Matrix, Ref, Step, Tensor, normal
+from kbench.source import load_source
 
 pytestmark = needs_compiler
 
@@ -87,6 +89,37 @@ def test_upload_of_another_shape_or_type_is_refused(device: EmulatorDevice) -> N
         with pytest.raises(ValueError, match="tensor x is fp32"):
             device.upload(buffer, values)
     device.free(buffer)
+
+
+@pytest.mark.parametrize(("name", "dtype", "count"), [("float", "fp32", 1001), ("__nv_bfloat16", "bf16", 1001)])
+@pytest.mark.parametrize(
+    ("body", "offset"),
+    [
+        ("if (i <= n) y[i] = T(3.0f) * x[i];", 1001),
+        ("if (i <= n) y[i] = x[i];", 1001),
+        ("if (i < n) y[i - 1] = x[i - 1];", -1),
+    ],
+)
+def test_a_redzone_copied_into_another_is_damage(
+    device: EmulatorDevice, tmp_path: Path, name: str, dtype: str, count: int, body: str, offset: int
+) -> None:
+    """A copy keeps the bits of a NaN, and on a CPU a product does."""
+    path = tmp_path / "one_off.cu"
+    path.write_text(
+        f"#include <cuda_bf16.h>\nusing T = {name};\n__global__ void k(T* y, const T* x, int n) {{\n"
+        f"    int i = blockIdx.x * blockDim.x + threadIdx.x;\n    {body}\n}}\n"
+    )
+    module = device.build(load_source(path), ["k"])
+    tensors = [tensor("y", (count,), dtype), Tensor("x", (count,), dtype, "in", draw=normal(0, 1))]
+    buffers = {t.name: device.alloc(t) for t in tensors}
+    assert buffers["x"].redzone != buffers["y"].redzone
+    step = Launch("k", (8,), (128,), ("y", "x", count))
+    device.enqueue(device.bind(device.prepare([step], module, tensors), buffers))
+    damage = device.damage(buffers["y"])
+    assert damage is not None and damage.offset == offset * ITEM_SIZES[dtype]
+    assert device.damage(buffers["x"]) is None
+    for buffer in buffers.values():
+        device.free(buffer)
 
 
 # ------------------------------------------------------------------------------------------------ steps
@@ -208,7 +241,6 @@ def test_steps_outside_their_tensors_are_refused(device: EmulatorDevice, step: S
         ((2**31,), (32,), 0, "grid dimension x is 2147483648"),
         ((1, 65536), (32,), 0, "grid dimension y is 65536, allowed is 1 to 65535"),
         ((1, 1, 65536), (32,), 0, "grid dimension z is 65536"),
-        ((1, 1, 1, 1), (32,), 0, "one to three dimensions"),
         ((1,), (32,), 227 * 1024 + 1, "232449 bytes of dynamic shared memory, the device allows 232448"),
     ],
 )

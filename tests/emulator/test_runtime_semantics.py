@@ -20,6 +20,7 @@ FILE = "runtime_semantics.cu"
 NAMES = [
     "positions", "block_sum", "missing_barrier", "fresh_shared", "quarters", "halves", "tiles", "sources",
     "converging_lines", "active_lanes", "counters", "early_exit", "vote_without", "speaks", "many",
+    "written_from_both_ends",
 ]  # fmt: skip
 ORDERS = ["forward", "reverse", "random"]
 LANES = np.arange(32)
@@ -50,6 +51,17 @@ def test_barriers_and_dynamic_shared_memory(run: Runner, block: int, schedule: s
     arrays = {"out": np.zeros(5, np.float32), "values": values}
     out = run("block_sum", 5, block, arrays, values.size, shared=4 * block, schedule=schedule)["out"]
     assert (out == values.sum()).all()
+
+
+@pytest.mark.parametrize("block", [32, 33, 256, 1024])
+def test_a_race_that_is_right_from_both_ends_shows_in_a_random_order_and_every_time(run: Runner, block: int) -> None:
+    assert EmulatorDevice.schedules == ("forward", "reverse", "random")  # what a check runs
+    results = [
+        run("written_from_both_ends", 1, block, {"out": np.zeros(block, np.float32)}, schedule=schedule)["out"]
+        for schedule in ("forward", "reverse", "random", "random")
+    ]
+    assert (results[0] == 3).all() and (results[1] == 3).all()
+    assert np.isnan(results[2]).any() and np.array_equal(results[2], results[3], equal_nan=True)
 
 
 def test_a_missing_barrier_shows_in_one_of_two_orders(run: Runner) -> None:

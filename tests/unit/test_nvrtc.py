@@ -161,6 +161,27 @@ def test_an_error_of_the_assembler(tmp_path: Path) -> None:
     assert "too much shared data" in str(message(tmp_path, text))
 
 
+@pytest.mark.parametrize(
+    ("text", "kernel"),
+    [
+        ("void __global__ k(int* out) {}", "k"),
+        ("#define KERN __global__ void\nKERN k(int* out) {}", "k"),
+        ("#define MAKE(name) __global__ void name##_made(int* out) {}\nMAKE(k)", "k_made"),
+        ("__global__ void __launch_bounds__(((1024)*(1+0))) k(int* out) {}", "k"),
+        ("__global__ void __maxnreg__(64) k(int* out) {}", "k"),
+        ("__global__ void __cluster_dims__(1,1,1) k(int* out) {}", "k"),
+    ],
+)
+def test_a_kernel_is_found_however_it_is_defined(tmp_path: Path, text: str, kernel: str) -> None:
+    assert kernel in compiled(tmp_path, text + "\n", (kernel,)).lowered
+
+
+def test_a_kernel_made_by_a_macro_is_not_blamed_for_another_that_is_missing(tmp_path: Path) -> None:
+    text = "#define KERN __global__ void\nKERN good(int* out) {}\ntemplate <int N> KERN many(int* out) {}\n"
+    assert "has no kernel `sett`" in str(message(tmp_path, text, ("good", "sett")))
+    assert "has no kernel" not in str(message(tmp_path, text, ("good", "many<nothing>")))
+
+
 def test_a_missing_kernel_suggests_the_nearest(tmp_path: Path) -> None:
     assert "did you mean nothing?" in str(message(tmp_path, SAMPLE, ("nothin",)))
 

@@ -46,6 +46,15 @@ def test_a_missing_kernel_is_named_with_the_nearest(folder):
     assert "did you mean softmax?" in source.lacks(["softmx<float, 64>"])
 
 
+def test_a_device_function_is_no_kernel(tmp_path):
+    (tmp_path / "d.cu").write_text(
+        "__device__ inline float f(float x) { return x; }\n#define KERN __global__ void\nKERN k() { f(1); }\n"
+    )
+    source = load_source(tmp_path / "d.cu")
+    assert source.no_kernel(["k"]) == ""
+    assert "`f`, which the plan names, is a __device__ function" in source.no_kernel(["k", "f"])
+
+
 def test_unreadable_files_are_one_line(tmp_path):
     with pytest.raises(UsageError, match="cannot read"):
         load_source(tmp_path / "none.cu")

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from kbench.device.redzone import PATTERNS
 from kbench.family import Array, Props, Step, Tensor
 from kbench.source import Source
 
@@ -17,13 +18,15 @@ class Buffer:
     """Device memory of one tensor, between redzones.
 
     array: the tensor's elements as an array of `Device.xp`, contiguous, of the tensor's shape and dtype
-    (bf16 as ml_dtypes.bfloat16). handle: what the device keeps to free it and to find the redzones.
+    (bf16 as ml_dtypes.bfloat16). handle: what the device keeps to free it and to find the redzones. redzone: the
+    word that they are filled with.
     """
 
     tensor: Tensor
     array: Array
     address: int
     handle: Any = None
+    redzone: int = PATTERNS[0]
 
 
 @dataclass(frozen=True)

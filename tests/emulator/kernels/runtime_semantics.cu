@@ -133,3 +133,10 @@ __global__ void speaks(int* out) {
 __global__ void many(int* a, int b, unsigned c, long long d, float e, double f, bool g, unsigned char h) {
     a[0] = b, a[1] = c, a[2] = d >> 32, a[3] = e * 2, a[4] = f * 4, a[5] = g, a[6] = h;
 }
+
+// A race that is right from either end: the first and the last thread write the same.
+__global__ void written_from_both_ends(float* out) {
+    __shared__ float scale;
+    if (threadIdx.x == 0 || threadIdx.x == blockDim.x - 1) scale = 3;
+    out[blockIdx.x * blockDim.x + threadIdx.x] = scale;
+}

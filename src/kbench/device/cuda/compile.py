@@ -22,7 +22,7 @@ from kbench.device.cuda.headers import cuda_headers, headers_version
 from kbench.device.cuda.messages import SIGNATURE_HEADER, TAIL_NAME, blames_tail, explain
 from kbench.errors import CannotRunError, CompileError
 from kbench.install import install_command
-from kbench.source import Source
+from kbench.source import Source, base_name
 
 # The same for every kernel, and in every record. No fast math, no flush to zero, contraction to FMA as by default.
 # Line info costs nothing at run time and lets reports name lines. The macro keeps cooperative_groups.h from
@@ -33,6 +33,9 @@ _REPORT = ("-Xptxas", "-v")
 
 # signature.h names both types; an include of theirs would cost 0.2 s for sources that use neither.
 _TAIL_HEAD = f'struct __half;\nstruct __nv_bfloat16;\n#include "{SIGNATURE_HEADER}"\n'
+
+# What NVRTC says of a name that is not there.
+_UNKNOWN_NAME = re.compile(r'(?:identifier|has no member) "(?:\w+::)*(\w+)"')
 
 _SPILLS = re.compile(
     r"Function properties for (\S+)\n\s*(?:ptxas\s*\.?)?\s*\d+ bytes stack frame, "
@@ -65,8 +68,6 @@ def compile_cubin(source: Source, kernels: Sequence[str], arch: str) -> Cubin:
     """
     nvrtc = _nvrtc()
     _check_arch(nvrtc, arch)
-    if message := source.lacks(kernels):
-        raise CompileError(message)
     kernels = tuple(dict.fromkeys(kernels))
     folders = cuda_headers(nvrtc_version())
     key = _cache_key(source, kernels, arch, folders)
@@ -141,6 +142,10 @@ def _failure(
             alone.close()
     first_line = 1 + _TAIL_HEAD.count("\n")
     names = {first_line + i: kernel for i, kernel in enumerate(kernels)}
+    if blames_tail(log):
+        unknown = set(_UNKNOWN_NAME.findall(log))
+        if message := source.lacks(kernel for kernel in kernels if base_name(kernel) in unknown):
+            return CompileError(message, log)
     return explain(log, source, names, nvrtc_version(), folders)
 
 

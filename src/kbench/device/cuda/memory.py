@@ -10,7 +10,7 @@ import numpy as np
 from kbench.device.base import Buffer, Damage
 from kbench.device.cuda.steps import driver_api
 from kbench.device.dtypes import numpy_dtype
-from kbench.device.redzone import PATTERN, pattern
+from kbench.device.redzone import next_pattern, pattern
 from kbench.errors import CannotRunError
 from kbench.family import Tensor
 
@@ -20,16 +20,17 @@ REDZONE = 65_536
 
 
 def allocate(tensor: Tensor, free_memory: Callable[[], int], stream: Any) -> Buffer:
-    """Memory for `tensor`, all of it filled with the pattern. Raises CannotRunError if there is not enough."""
+    """Memory for `tensor`, all of it filled with the redzones' word. Raises CannotRunError if there is not enough."""
     import cupy
 
     size = REDZONE + tensor.nbytes + REDZONE
-    size += size % 2  # the pattern has two bytes
+    size += size % 2  # a word has two bytes
     memory = reserve(size, f"tensor {tensor.name}", free_memory)
-    driver_api().cuMemsetD16Async(memory.ptr, PATTERN, size // 2, stream.ptr)
+    word = next_pattern()
+    driver_api().cuMemsetD16Async(memory.ptr, word, size // 2, stream.ptr)
     inside = memory + REDZONE
     array = cupy.ndarray(tensor.shape, dtype=numpy_dtype(tensor.dtype), memptr=inside)
-    return Buffer(tensor, array, int(inside.ptr), memory)
+    return Buffer(tensor, array, int(inside.ptr), memory, word)
 
 
 def reserve(size: int, what: str, free_memory: Callable[[], int]) -> Any:
@@ -67,7 +68,7 @@ def check_redzones(buffer: Buffer, stream: Any) -> Damage | None:
     """
     first: Damage | None = None
     for start in (-REDZONE, buffer.tensor.nbytes):
-        found, whole = np.empty(REDZONE, dtype=np.uint8), pattern(start, REDZONE)
+        found, whole = np.empty(REDZONE, dtype=np.uint8), pattern(buffer.redzone, start, REDZONE)
         copy_out(buffer.address + start, found, stream)
         wrong = np.flatnonzero(found != whole)
         if wrong.size:

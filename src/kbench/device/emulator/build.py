@@ -17,7 +17,7 @@ from kbench.device.emulator import cache
 from kbench.device.emulator.compiler import Compiler, find_compiler
 from kbench.device.emulator.translate import TRAILER, write_translation
 from kbench.errors import CannotRunError, CompileError
-from kbench.source import Source
+from kbench.source import Source, base_name
 
 __all__ = ["KERNEL_OPTIONS", "build_kernels", "build_runtime", "find_compiler"]
 
@@ -30,6 +30,17 @@ RUNTIME_OPTIONS = ("-O2", "-pthread")
 KERNEL_OPTIONS = ("-O1", "-DKBENCH_EMULATOR=1", "-w")
 
 _ERROR = re.compile(r"^(?P<file>.+?):(?P<line>\d+)(?::\d+)?:\s*(?:fatal )?error:\s*(?P<text>.*)$", re.MULTILINE)
+# Said by a compiler that lacks a part of itself, memory or disk space: no fault of the source. A line of
+# source that a message quotes does not begin with the name of a program or a place and a colon.
+_TROUBLE = re.compile(
+    r"^(?:[^\s:]+: |\S.*\b(?i:error): ).*?"
+    r"(?:cannot find [`']?(?:\S*ld|as)\b|cannot (?:execute|exec) |error trying to exec|unable to execute command"
+    r"|cannot find (?:-lstdc|-lgcc|-lc\b|-lm\b|S?crt)|No space left on device|signal terminated program"
+    r"|virtual memory exhausted|invalid linker name|unsupported linker).*$",
+    re.MULTILINE,
+)
+# What compilers say of a name that is not there.
+_UNKNOWN_NAME = re.compile(r"not declared|undeclared|not a member|no member named|no template named|not a template")
 _locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
 
@@ -61,11 +72,11 @@ def build_runtime() -> Path:
 def build_kernels(source: Source, kernels: Sequence[str]) -> Path:
     """A library that exports `kernels`, which are C++ name expressions, as emu_kernel_0, emu_kernel_1, ...
 
-    Raises CompileError, whose message names the user's file and line.
+    Raises CompileError, whose message names the user's file and line, and CannotRunError if the compiler is broken.
     """
-    missing = source.lacks(kernels)
-    if missing:
-        raise CompileError(missing)
+    # __global__ is an empty word here, so the compiler would not mind.
+    if message := source.no_kernel(kernels):
+        raise CompileError(message)
     compiler = find_compiler()
     runtime = build_runtime()
     includes = [str(path) for _, path, _ in source.includes]
@@ -88,12 +99,12 @@ def _make_runtime(compiler: Compiler, path: Path) -> None:
     command = [*compiler.command, *compiler.options, *RUNTIME_OPTIONS]
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         tasks = [
-            pool.submit(_run, [*command, "-c", str(source), "-o", str(made)])
+            pool.submit(_run, compiler, [*command, "-c", str(source)], made)
             for source, made in zip(sources, objects, strict=True)
         ]
         logs = [task.result() for task in tasks]
     if not any(logs):
-        logs.append(_run([*command, "-shared", f"-Wl,-soname,{path.name}", *map(str, objects), "-o", str(path)]))
+        logs.append(_run(compiler, [*command, "-shared", f"-Wl,-soname,{path.name}", *map(str, objects)], path))
     failed = next((log for log in logs if log), "")
     if failed:
         raise CompileError(f"the emulator's runtime does not compile with {compiler}: {_first_line(failed)}", failed)
@@ -105,23 +116,38 @@ def _make_kernels(compiler: Compiler, source: Source, kernels: Sequence[str], ru
     options = [*compiler.options, *KERNEL_OPTIONS, *folders, "-include", str(_INCLUDE / "cuda_emulator.h")]
     # The runtime is named, and found again by its soname: already loaded, wherever the cache has moved to since.
     libraries = ["-shared", "-Wl,-z,defs", str(runtime)]
-    failed = _run([*compiler.command, *options, str(main), *libraries, "-o", str(path)])
+    failed = _run(compiler, [*compiler.command, *options, str(main), *libraries], path)
     if failed:
         raise CompileError(_summary(source, kernels, failed), failed)
 
 
-def _run(command: list[str]) -> str:
-    """Run the compiler; returns what it wrote if it failed, else "". Python's other threads go on meanwhile."""
+def _run(compiler: Compiler, command: list[str], made: Path) -> str:
+    """Run the compiler to make a file; returns what it wrote if it refused the source, else "".
+
+    Python's other threads go on meanwhile. Raises CannotRunError if the compiler itself is at fault.
+    """
     environment = os.environ | {"LC_ALL": "C"}  # messages are searched for "error:"
     for variable in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):
         environment.setdefault(variable, str(cache.folder() / "zig"))
+    command = [*command, "-o", str(made)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
     except OSError as error:
-        raise CannotRunError(f"the compiler {command[0]} cannot be started: {error.strerror}") from error
+        raise _broken(compiler, f"cannot be started: {error.strerror}") from error
+    if done.returncode < 0:
+        raise _broken(compiler, f"was killed by signal {-done.returncode}")
     if done.returncode == 0:
+        if not made.is_file():
+            raise _broken(compiler, "says that all is well and has written no file")
         return ""
+    if trouble := _TROUBLE.search(done.stderr):
+        raise _broken(compiler, f"does not work: {trouble[0].strip()}")
     return done.stderr.strip() or f"{command[0]} ended with status {done.returncode} and no message"
+
+
+def _broken(compiler: Compiler, what: str) -> CannotRunError:
+    hint = "try it on a small program, or name another one in $KBENCH_CXX"
+    return CannotRunError(f"the compiler {compiler} {what}", hint)
 
 
 def _summary(source: Source, kernels: Sequence[str], log: str) -> str:
@@ -134,6 +160,9 @@ def _summary(source: Source, kernels: Sequence[str], log: str) -> str:
     named = next((e for e in errors if e["file"] == TRAILER), None)
     if named:
         kernel = kernels[int(named["line"]) - 1]
+        unknown = _UNKNOWN_NAME.search(named["text"]) and re.search(rf"\b{base_name(kernel)}\b", named["text"])
+        if unknown and (missing := source.lacks([kernel])):
+            return missing
         return f"{source.path.name}: kernel `{kernel}`, which the plan names, cannot be instantiated: {named['text']}"
     if errors:
         place = _user_of_header(log, own)

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from kbench.errors import CannotRunError
+from kbench.errors import CannotRunError, UsageError
 from kbench.install import install_command
 
 # Options on which the emulator relies, for its runtime and for kernels alike.
@@ -60,7 +60,8 @@ class Compiler:
 def find_compiler() -> Compiler:
     """The compiler of $KBENCH_CXX or $CXX, else g++, clang++, c++, else zig's from the package `ziglang`.
 
-    Raises CannotRunError if there is none, or if the one that a variable names does not run.
+    Raises CannotRunError if there is none, or if the one that a variable names does not run; UsageError if the
+    variable is not a command line.
     """
     for variable in ("KBENCH_CXX", "CXX"):
         if os.environ.get(variable, "").strip():
@@ -79,7 +80,10 @@ def find_compiler() -> Compiler:
 
 
 def _named_by(variable: str) -> Compiler:
-    words = shlex.split(os.environ[variable])
+    try:
+        words = shlex.split(os.environ[variable])
+    except ValueError as error:  # a quote or a backslash without its other half
+        raise UsageError(f"${variable} is not a command line: {str(error).lower()}: {os.environ[variable]}") from error
     advice = f"unset ${variable}, or {_ADVICE}"
     path = shutil.which(words[0])
     if path is None:
@@ -99,7 +103,9 @@ def _kind(version: str, command: tuple[str, ...] = ()) -> str:
 
 def _version(command: tuple[str, ...]) -> str:
     try:
-        done = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, errors="replace", timeout=60, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     lines = done.stdout.splitlines()

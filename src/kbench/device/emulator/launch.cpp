@@ -133,6 +133,7 @@ void run_share(Worker& worker, Launch& launch) {
     worker.block.grid = {request.grid[0], request.grid[1], request.grid[2]};
     number_threads(worker, request.block);
     make_dynamic_shared(worker, request.shared_bytes);
+    emu_dynamic_shared = worker.block.dynamic_shared;
     while (!launch.stopped.load(std::memory_order_relaxed)) {
         const uint64_t turn = launch.next_block.fetch_add(1, std::memory_order_relaxed);
         if (turn >= launch.blocks) break;

@@ -20,7 +20,7 @@ import numpy as np
 from kbench.device.base import Buffer, Damage
 from kbench.device.dtypes import numpy_dtype
 from kbench.device.emulator.runtime import Runtime
-from kbench.device.redzone import pattern
+from kbench.device.redzone import next_pattern, pattern
 from kbench.errors import CannotRunError
 from kbench.family import Array, Tensor
 
@@ -75,8 +75,8 @@ class Memory:
         dtype = numpy_dtype(tensor.dtype)
         place = self._reserve(tensor.name, tensor.count * dtype.itemsize)
         array = _bytes_at(place.start, place.nbytes).view(dtype).reshape(tensor.shape)
-        buffer = Buffer(tensor, array, place.start, place)
-        for zone, whole in _redzones(place):
+        buffer = Buffer(tensor, array, place.start, place, next_pattern())
+        for zone, whole in _redzones(buffer):
             zone[...] = whole
         with self._lock:
             self._buffers[place.start] = buffer
@@ -101,7 +101,7 @@ class Memory:
     def damage(self, buffer: Buffer) -> Damage | None:
         """The first redzone that changed; all are repaired."""
         first: Damage | None = None
-        for (zone, whole), offset in zip(_redzones(buffer.handle), _zone_offsets(buffer.handle), strict=True):
+        for (zone, whole), offset in zip(_redzones(buffer), _zone_offsets(buffer.handle), strict=True):
             changed = np.flatnonzero(zone != whole)
             if changed.size and first is None:
                 first = Damage(buffer.tensor.name, offset + int(changed[0]), int(changed.size))
@@ -147,10 +147,12 @@ def _distance(place: Place, address: int) -> int:
     return max(place.start - address, address - place.end, 0)
 
 
-def _redzones(place: Place) -> tuple[tuple[Array, Array], ...]:
+def _redzones(buffer: Buffer) -> tuple[tuple[Array, Array], ...]:
     """The zone before and the zone behind the tensor, each with what it must hold."""
+    place: Place = buffer.handle
     zones = (_bytes_at(place.base, place.start - place.base), _bytes_at(place.end, place.base + place.size - place.end))
-    return tuple((zone, pattern(start, zone.size)) for zone, start in zip(zones, _zone_offsets(place), strict=True))
+    starts = _zone_offsets(place)
+    return tuple((zone, pattern(buffer.redzone, start, zone.size)) for zone, start in zip(zones, starts, strict=True))
 
 
 def _zone_offsets(place: Place) -> tuple[int, int]:

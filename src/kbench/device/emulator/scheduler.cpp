@@ -1,6 +1,8 @@
 // The life of CUDA threads: started on a fiber, run to their end, reported when they cannot go on.
 #include "scheduler.h"
 
+EMU_THREAD_LOCAL char* emu_dynamic_shared;
+
 namespace emu {
 
 EMU_THREAD_LOCAL Thread* self;

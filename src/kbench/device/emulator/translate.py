@@ -17,8 +17,10 @@ from kbench.source import Source
 TRAILER = "kernels named by the plan"
 
 _DYNAMIC_SHARED = re.compile(
-    r"""\bextern\s+(?:volatile\s+)?__shared__\s+(?:volatile\s+)?
+    r"""\bextern\s+(?:volatile\s+)?
         (?:(?:__align__|alignas)\s*\((?:[^()]|\([^()]*\))*\)\s*)?  # its alignment is that of the emulator's memory
+        __shared__\s+(?:volatile\s+)?
+        (?:(?:__align__|alignas)\s*\((?:[^()]|\([^()]*\))*\)\s*)?
         (?P<type>[\w:]+(?:\s*<[^;<>]*>)?(?:\s+[\w:]+)*?)\s+
         (?:(?:__align__|alignas)\s*\((?:[^()]|\([^()]*\))*\)\s*)?
         (?P<name>\w+)\s*\[\s*\]\s*;""",
@@ -51,14 +53,11 @@ def _declaration(match: re.Match[str]) -> str:
     if "volatile" in match[0] and "volatile" not in element:
         element = f"volatile {element}"
     lines = "\n" * match[0].count("\n")  # a declaration over two lines must not move what follows
-    memory = f"({element}*)EMU_DYNAMIC_SHARED"
     if _inside_function(match.string[: match.start()]):
-        return f"{element}* {name} = {memory};{lines}"
-    # Outside there is no block yet whose memory it could point to: it has to be asked for at each use.
-    return (
-        f'extern "C++" {{ static constexpr struct {{ operator {element}*() const {{ return {memory}; }} '
-        f"template <class U> explicit operator U*() const {{ return (U*)EMU_DYNAMIC_SHARED; }} }} {name}{{}}; }}{lines}"
-    )
+        return f"{element}* {name} = ({element}*)EMU_DYNAMIC_SHARED;{lines}"
+    # Outside there is no block yet whose memory it could point to: it becomes another name of the runtime's pointer.
+    visible = '__attribute__((visibility("default")))'
+    return f'extern {visible} EMU_THREAD_LOCAL {element}* {name} asm("emu_dynamic_shared");{lines}'
 
 
 def _inside_function(before: str) -> bool:

@@ -53,6 +53,10 @@ struct Kernel {
 
 }  // namespace emu
 
+// block->dynamic_shared once more, as a variable of its own: `extern __shared__` outside of functions is declared
+// under this assembler name, with the user's name and type.
+extern "C" __attribute__((visibility("default"))) EMU_THREAD_LOCAL char* emu_dynamic_shared;
+
 // file and line are those of the call in the .cu: the compiler may duplicate or merge the code itself.
 EMU_API int emu_barrier(int kind, int predicate, const char* file, int line);
 // value: the lane's operand, up to 8 bytes. argument: source lane, delta or xor mask. Returns the lane's result.

@@ -21,6 +21,7 @@
 #define __launch_bounds__(...)
 #define __maxnreg__(...)
 #define __cluster_dims__(...)
+#define __block_size__(...)
 #define __noinline__ __attribute__((noinline))
 #define __align__(bytes) __attribute__((aligned(bytes)))
 // Not always_inline: g++ refuses that for a function that is also called through a pointer, as cg::reduce does.
@@ -28,7 +29,7 @@
 
 // A block never leaves its operating-system thread, so thread-local storage is per-block storage; the runtime
 // fills it with NaN before each block. `extern __shared__ T name[];` cannot be expressed by a macro: kbench
-// rewrites it to `T* name = (T*)EMU_DYNAMIC_SHARED;` before compiling.
+// rewrites it before compiling, inside a function to `T* name = (T*)EMU_DYNAMIC_SHARED;`.
 #define __shared__ static thread_local
 #define EMU_DYNAMIC_SHARED (emu::block->dynamic_shared)
 
