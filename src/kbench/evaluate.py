@@ -117,7 +117,7 @@ class Evaluator:
         try:
             family, version = self.catalog[job.family], self.catalog.version(job.family, job.version)
             self._evaluate(family, version, job, row)
-            if row.status == "fail" and job.purpose == "time":
+            if row.status == "fail" and job.purpose != "check":
                 smallest = self._smallest_failing(family, job)
                 row.smaller = self._command(smallest) if smallest is not None else ""
         except Exception as error:

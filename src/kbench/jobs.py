@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Job:
-    """One row to be. purpose: "check" proves only, "time" also times where the device is a GPU."""
+    """One row to be. purpose: "check" proves, on patterned inputs too; "prove" proves; "time" proves, and times where
+    the device is a GPU."""
 
     family: str
     version: int

@@ -80,7 +80,7 @@ class Bench:
         for position, job in enumerate(jobs):
             key = (job.family, job.version, str(job.sizes))
             if key in slow and not self.options.full:
-                job = replace(job, purpose="check")
+                job = replace(job, purpose="prove")
             row = self._row(job)
             if self._worker is None:
                 self._announce(jobs[position + 1 :])

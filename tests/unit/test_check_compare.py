@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kbench.check.arrays import count_different, first_different, words
-from kbench.check.bound import Tolerance, half_ulp
+from kbench.check.bound import Tolerance, final_bound, half_ulp
 from kbench.check.compare import compare
 from kbench.check.expected import DeviceExpected
 from kbench.check.explain import Clues
@@ -335,3 +335,13 @@ def test_parts_do_not_change_the_verdict(rng, monkeypatch):
 def test_a_tensor_without_elements_passes():
     verdict = judge(output((0, 4)), np.zeros((0, 4), np.float32), np.zeros((0, 4)))
     assert verdict.passed and verdict.compared == 0
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_results_below_the_smallest_normal_number_may_be_flushed_and_no_others(dtype: str) -> None:
+    """Seen on an H200: a right kernel's -1.17e-38 read as -0 by CuPy's comparison."""
+    tensor = Tensor("out", (4,), dtype, "out")
+    value = np.array([-1.17e-38, 1e-40, 0.0, 3e-38])
+    bound = final_bound(tensor, value, 1e-7 * np.abs(value), np, None)
+    error = np.abs(value - np.array([0.0, 0.0, 1e-40, 0.0]))
+    assert (error <= bound).tolist() == [True, True, False, False]
