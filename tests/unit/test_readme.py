@@ -62,7 +62,7 @@ def execute(line: str) -> int:
 def test_the_readme_has_commands_and_files() -> None:
     # Guards the tests below against a changed way of writing fences, which would leave them nothing to do.
     assert len(COMMANDS) >= 8
-    assert {kind for kind, _, _ in BLOCKS} == {"sh", "console", "cuda", "python"}
+    assert {kind for kind, _, _ in BLOCKS} == {"sh", "console", "text", "cuda", "python"}
     assert any(gpu for _, gpu in COMMANDS)
 
 
