@@ -12,7 +12,6 @@ import pytest
 
 from kbench.check.case import CaseCache, make_case
 from kbench.check.draw import PatternedGenerator
-from kbench.check.judge import disagreement
 from kbench.check.probe import probe
 from kbench.errors import KbenchError
 from kbench.family import Expected, Family, Problem, Tensor, derived, integers, normal, uniform
@@ -247,17 +246,3 @@ def test_a_probe_of_an_exact_output_is_all_or_nothing():
     family = family_of((tags, out), lambda problem, inputs, error, xp: {"out": Expected(inputs["tags"])})
     found = probe(family, PROBLEM, 1)["out"]
     assert found.rounded == 0 and found.weakest == math.inf
-
-
-# ---------------------------------------------------------------------------------------------- two judges
-
-
-def test_two_judges_agree_or_the_first_difference_is_named():
-    def family(step):
-        return family_of((INP, OUT), lambda problem, inputs, error, xp: {"out": Expected(inputs["inp"] + step, 1e-6)})
-
-    trusted, close, apart = (make_case(family(step), PROBLEM, 1) for step in (0.0, 1e-12, 1e-7))
-    assert disagreement(trusted, close) == ""
-    assert disagreement(trusted, apart).startswith("out at [0]: numpy says ")
-    close.expected["out"].value[4] = math.nan
-    assert "numpy says nan" in disagreement(trusted, close)

@@ -29,7 +29,7 @@ Exit statuses:
    6  rows crashed, hung or could not launch, and none was wrong
   70  an internal error
  130  interrupted
-Where several apply: 3, 6, 2, 5, 1, 4.
+Where several apply: 3, 6, 70, 2, 5, 1, 4.
 
 \b
 Examples:

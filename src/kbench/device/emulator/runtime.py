@@ -151,4 +151,5 @@ class Runtime:
 def _function(native: Any, result: Any, *arguments: Any) -> Callable[..., Any]:
     native.restype = result
     native.argtypes = arguments
-    return native  # type: ignore[no-any-return]
+    typed: Callable[..., Any] = native
+    return typed
