@@ -232,7 +232,9 @@ def test_colour_only_where_it_is_wanted(toys: Path) -> None:
 )
 def test_make_with_an_interpreter_that_will_not_do(target: str, options: str, words: str) -> None:
     """-S hides the installed packages. Only make's own last line stands beside the one that says what to do."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # The tests may themselves run under make, which talks to the makes below it.
+    inherited = ("PYTHONPATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    environment = {name: value for name, value in os.environ.items() if name not in inherited}
     command = ["make", target, f"PYTHON={sys.executable} {options}", "VENV="]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode != 0 and done.stdout == ""
