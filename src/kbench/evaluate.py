@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import traceback
@@ -93,17 +94,21 @@ class Evaluator:
         """Start compiling for these jobs, and computing their references, ahead of their turn."""
         wanted: dict[tuple[str, int], set[str]] = defaultdict(set)
         for job in jobs:
-            try:
+            with contextlib.suppress(KbenchError):  # its own row will say so
                 subject = self._subject(job)
                 if not subject.refusal:
                     wanted[job.family, job.version].update(kernels_of(subject.plan))
-            except KbenchError:
-                continue  # its own row will say so
         for (name, number), kernels in wanted.items():
             family = self.catalog[name]
-            self.builds.ahead(self._source(family, number), kernels, family.by_number[number].arch)
+            with contextlib.suppress(KbenchError):
+                self.builds.ahead(self._source(family, number), kernels, family.by_number[number].arch)
         for job in jobs[:1]:  # only the first problem: later ones would hold memory long before their turn
-            self.cases.submit(self.catalog[job.family], Problem(job.sizes, job.dtype), self.seed)
+            with contextlib.suppress(KbenchError):
+                family, version = self.catalog[job.family], self.catalog.version(job.family, job.version)
+                subject = self._subject(job)
+                if not subject.refusal:
+                    require_memory(self.device, family, version, subject.problem, subject.tensors)
+                    self.cases.submit(family, subject.problem, self.seed)
 
     # ------------------------------------------------------------------------------------------ rows
 
@@ -209,7 +214,7 @@ class Evaluator:
             for old in self._on_device:
                 old.release()
             self._on_device.clear()
-        if case not in self._on_device:
+        if not any(case is kept for kept in self._on_device):
             self._on_device.append(case)
         return case
 

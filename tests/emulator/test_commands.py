@@ -253,18 +253,32 @@ def test_slips_in_a_family_cost_their_row_and_name_the_line(scale: Path, old: st
     assert words in said and "scale" in said
 
 
-def test_one_broken_family_does_not_hide_the_others(scale: Path) -> None:
+@pytest.mark.parametrize("order", [("scale", "broken", "binary"), ("broken", "binary", "scale")])
+def test_broken_families_do_not_hide_the_others(scale: Path, order: tuple[str, ...]) -> None:
     (scale / "broken.py").write_text("family = 1 +")
     (scale / "broken.cu").write_text("")
-    done = kbench("sweep", "scale", "broken", "--family-dir", str(scale), "--device", "emulator", "--json")
+    (scale / "binary.py").write_text(SCALE_PY.replace('name="scale"', 'name="binary"'))
+    (scale / "binary.cu").write_bytes(b"\xff\xfe")
+    done = kbench("sweep", *order, "--family-dir", str(scale), "--device", "emulator", "--json")
+    assert done.returncode == 2, done.stderr
     rows = json.loads(done.stdout)["rows"]
-    broken = [row for row in rows if row["family"] == "broken"]
-    assert [row["status"] for row in broken] == ["invalid"] and "broken.py:1" in broken[0]["reason"]
-    assert {row["status"] for row in rows if row["family"] == "scale"} == {"pass"}
-    assert done.returncode == 2
+    reasons = {name: {row["reason"] for row in rows if row["family"] == name} for name in order}
+    statuses = {name: {row["status"] for row in rows if row["family"] == name} for name in order}
+    assert statuses == {"scale": {"pass"}, "broken": {"invalid"}, "binary": {"invalid"}}
+    assert "broken.py:1" in reasons["broken"].pop() and "not UTF-8" in reasons["binary"].pop()
 
 
 @pytest.mark.parametrize("sizes", ["0", "2048", "0,64"])
 def test_block_sizes_that_no_gpu_launches_are_wrong_usage(sizes: str) -> None:
     done = kbench("check", "attention_backward", "--block-sizes", sizes, "--device", "emulator")
     assert done.returncode == 2 and "block-sizes" in done.stderr
+
+
+def test_nothing_is_drawn_for_a_problem_that_does_not_fit_into_memory(scale: Path, tmp_path: Path) -> None:
+    drawn = tmp_path / "drawn"
+    draw = f"draw=lambda rng, shape, given: open({str(drawn)!r}, 'w').close() or rng.normal(1, 2, shape)"
+    (scale / "scale.py").write_text(SCALE_PY.replace("draw=normal(1, 2)", draw))
+    done = run_scale(scale, "--size", "N=10000000000000")
+    assert done.returncode == 5 and "GiB" in done.stdout + done.stderr
+    assert not drawn.exists()
+    assert run_scale(scale, "--size", "N=100").returncode == 0 and drawn.exists()

@@ -28,7 +28,7 @@ def kbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     def runner(command: str, script: Script = (), **settings: Any) -> tuple[int, str, str]:
         bench = type("Bench", (FakeBench,), {"script": list(script), **settings})
         monkeypatch.setattr("kbench.sweep.Bench", bench)
-        runner.bench = bench  # type: ignore[attr-defined]
+        runner.bench = bench
         status = run_command(command.split())
         captured = capsys.readouterr()
         return status, captured.out, captured.err
@@ -57,7 +57,7 @@ def test_run_reports_one_version(kbench: Runner) -> None:
 def test_run_asks_the_bench_for_what_was_typed(kbench: Runner) -> None:
     line = "run toy --versions 1,3-4 --block-size 96 --size N=2,3 --size M=1..4 --preset small --dtype tf32"
     kbench(line, [make_row(1)])
-    assert kbench.bench.asked == {  # type: ignore[attr-defined]
+    assert kbench.bench.asked == {
         "targets": [Target("toy", (1, 3, 4))],
         "mode": "run",
         "block_sizes": [96],
@@ -247,9 +247,9 @@ def test_the_emulator_in_place_of_a_gpu_is_one_note(kbench: Runner, command: str
 
 def test_check_covers_every_family_if_none_is_named(kbench: Runner, tmp_path: Path) -> None:
     kbench("check --version 1", [make_row(1)])
-    names = [target.family for target in kbench.bench.asked["targets"]]  # type: ignore[attr-defined]
+    names = [target.family for target in kbench.bench.asked["targets"]]
     assert "attention_backward" in names
-    assert kbench.bench.asked["mode"] == "check"  # type: ignore[attr-defined]
+    assert kbench.bench.asked["mode"] == "check"
 
 
 def test_check_of_nothing_is_not_a_success(kbench: Runner) -> None:
@@ -354,7 +354,7 @@ def test_ctrl_c_keeps_the_rows_already_measured(kbench: Runner, tmp_path: Path) 
     assert [row.version for row in run.rows] == [1, 2]
     assert run.footer is not None and run.footer["ended"] == "interrupted"
     # The bench has to see the interruption, or it waits for a worker that is still busy.
-    assert kbench.bench.closed_with is KeyboardInterrupt  # type: ignore[attr-defined]
+    assert kbench.bench.closed_with is KeyboardInterrupt
 
 
 def test_ctrl_c_before_the_first_row(kbench: Runner) -> None:

@@ -38,8 +38,8 @@ def install(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver | None, cupy_cud
     monkeypatch.setattr(probe, "_installed", lambda name: cupy_cuda is not None or name != "cupy")
     if cupy_cuda is not None:
         cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
-        cuda.runtime = SimpleNamespace(runtimeGetVersion=lambda: cupy_cuda * 1000 + 20)  # type: ignore[attr-defined]
-        cupy.cuda = cuda  # type: ignore[attr-defined]
+        cuda.runtime = SimpleNamespace(runtimeGetVersion=lambda: cupy_cuda * 1000 + 20)
+        cupy.cuda = cuda
         monkeypatch.setitem(sys.modules, "cupy", cupy)
         monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
 

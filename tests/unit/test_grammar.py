@@ -108,7 +108,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("call", "named", "remedy"), BAD, ids=[str(i) for i in range(len(BAD))])
-def test_bad_input_is_one_line_that_names_the_part_and_the_remedy(call, named: str, remedy: str) -> None:  # type: ignore[no-untyped-def]
+def test_bad_input_is_one_line_that_names_the_part_and_the_remedy(call, named: str, remedy: str) -> None:
     with pytest.raises(UsageError) as caught:
         call()
     message = str(caught.value)

@@ -108,7 +108,7 @@ def test_csv_and_markdown_of_a_run(tmp_path: Path) -> None:
     assert "M" not in lines[0]
 
 
-def entry(document: dict, row: Row) -> dict | None:  # type: ignore[type-arg]
+def entry(document: dict, row: Row) -> dict | None:
     level = document["gpus"]
     for name in contest(row):
         level = level.get(name, {})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from kbench.check.arrays import GPU_PART
 from kbench.device.base import Device
+from kbench.device.host_memory import available_memory
 from kbench.errors import CannotRunError
 from kbench.family import Family, Problem, Tensor, Version
 
@@ -60,9 +59,7 @@ def require_memory(
         _require(what, needed.device + needed.host, free, "memory", hint)
         return
     _require(what, needed.device, free, "GPU memory", hint)
-    host = host_free()
-    if host is not None:
-        _require(what, needed.host, host, "main memory for the reference", hint)
+    _require(what, needed.host, available_memory(), "main memory for the reference", hint)
 
 
 def _require(what: str, needed: int, free: int, kind: str, hint: str) -> None:
@@ -78,14 +75,3 @@ def _smaller(family: Family) -> str:
 def gib(nbytes: int) -> str:
     """Bytes for a reader: "48.2 GiB", "3.1 MiB"."""
     return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**29 else f"{nbytes / 2**20:.1f} MiB"
-
-
-def host_free() -> int | None:
-    """Bytes of main memory that can be had without swapping; None where the system does not say."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):
-        return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from kbench.errors import KbenchError
 from kbench.jobs import Job
@@ -70,7 +70,7 @@ class FakeBench:
     kind = "cuda"
     fallback = ""
     jobs_error: KbenchError | None = None
-    asked: dict[str, Any] = {}  # noqa: RUF012 - replaced, never changed
+    asked: ClassVar[dict[str, Any]] = {}
     before_row: Callable[[int], None] = staticmethod(lambda position: None)
 
     def __init__(self, options: Any, note: Callable[[str], None]):

@@ -18,9 +18,10 @@ from kbench.device.base import Bound, Buffer, Damage, Device, KernelInfo, Prepar
 from kbench.device.dtypes import numpy_dtype
 from kbench.device.emulator import steps
 from kbench.device.emulator.build import KERNEL_OPTIONS, build_kernels, build_runtime, find_compiler
-from kbench.device.emulator.memory import Memory, available_memory
+from kbench.device.emulator.memory import Memory
 from kbench.device.emulator.runtime import ORDERS, LaunchRequest, LoadedModule, Report, Runtime, load_runtime
 from kbench.device.emulator.symbols import locate
+from kbench.device.host_memory import available_memory
 from kbench.errors import CannotRunError, KernelFault, LaunchRefused
 from kbench.family import Array, Copy, Fill, Gemm, Launch, Props, Ref, Step, Tensor
 from kbench.source import Source

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 from kbench.device.base import Buffer, Damage
 from kbench.device.dtypes import numpy_dtype
 from kbench.device.emulator.runtime import Runtime
+from kbench.device.host_memory import available_memory
 from kbench.device.redzone import next_pattern, pattern
 from kbench.errors import CannotRunError
 from kbench.family import Array, Tensor
@@ -48,18 +48,6 @@ class Place:
     def surrounds(self, address: int) -> bool:
         """Whether `address` lies in the memory or one of its guards."""
         return self.base - self.guard <= address < self.base + self.size + self.guard
-
-
-def available_memory() -> int:
-    """Bytes that can be allocated without swapping."""
-    try:
-        with open("/proc/meminfo") as lines:
-            found = next((line for line in lines if line.startswith("MemAvailable:")), "")
-        if found:
-            return int(found.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class Memory:
