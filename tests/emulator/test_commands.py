@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -10,9 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from kbench.evaluate import Evaluator
+from kbench.jobs import Job
 
 PLANTED = Path(__file__).resolve().parents[1] / "planted"
 
@@ -274,11 +279,24 @@ def test_block_sizes_that_no_gpu_launches_are_wrong_usage(sizes: str) -> None:
     assert done.returncode == 2 and "block-sizes" in done.stderr
 
 
-def test_nothing_is_drawn_for_a_problem_that_does_not_fit_into_memory(scale: Path, tmp_path: Path) -> None:
-    drawn = tmp_path / "drawn"
-    draw = f"draw=lambda rng, shape, given: open({str(drawn)!r}, 'w').close() or rng.normal(1, 2, shape)"
-    (scale / "scale.py").write_text(SCALE_PY.replace("draw=normal(1, 2)", draw))
-    done = run_scale(scale, "--size", "N=10000000000000")
-    assert done.returncode == 5 and "GiB" in done.stdout + done.stderr
-    assert not drawn.exists()
-    assert run_scale(scale, "--size", "N=100").returncode == 0 and drawn.exists()
+class SilentChannel:
+    """Stands in for a worker's channel where there is no parent."""
+
+    def note(self, text: str) -> None: ...
+
+    @contextlib.contextmanager
+    def limit(self, seconds: float, doing: str) -> Iterator[Callable[[], None]]:
+        yield lambda: None
+
+
+def test_nothing_is_drawn_ahead_for_a_problem_that_does_not_fit_into_memory(scale: Path) -> None:
+    evaluator = Evaluator(
+        SilentChannel(), device="emulator", family_dirs=[str(scale)], seed=1, rtol=None, atol=None, time_limit=5.0,
+        workers=1,
+    )  # fmt: skip
+    drawn: list[int] = []
+    evaluator.cases.submit = lambda family, problem, seed: drawn.append(problem["N"])
+    evaluator.announce([Job("scale", 1, "", {"N": 10**13}, "fp32", 256)])
+    assert drawn == []
+    evaluator.announce([Job("scale", 1, "", {"N": 100}, "fp32", 256)])
+    assert drawn == [100]
