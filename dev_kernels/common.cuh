@@ -1,4 +1,4 @@
-// What the kernels share: offsets, 16-byte packets, and sums over a warp or a block.
+// What the kernels share: offsets, conversions, 16-byte packets, and reductions over a warp or a block.
 //
 // One source for NVRTC, nvcc and g++ (the emulator), so no host header is included. cooperative_groups.h is left to
 // the files that use it: it takes NVRTC over a second.
@@ -17,6 +17,29 @@ __host__ __device__ constexpr int ceil_div(int count, int size) { return (count 
 
 __device__ inline int lane_index() { return threadIdx.x % kWarpSize; }
 __device__ inline int warp_index() { return threadIdx.x / kWarpSize; }
+
+// --------------------------------------------------------------------------------------------- conversions
+
+// Kernels store float, __nv_bfloat16 or __half, and compute in float.
+__device__ inline float to_float(float value) { return value; }
+__device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ inline float to_float(__half value) { return __half2float(value); }
+
+__device__ inline float infinity() { return __int_as_float(0x7f800000); }
+
+// Rounded to the nearest, ties to even.
+template <class T>
+__device__ inline T from_float(float value) {
+    return value;
+}
+template <>
+__device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
+    return __float2bfloat16_rn(value);
+}
+template <>
+__device__ inline __half from_float<__half>(float value) {
+    return __float2half_rn(value);
+}
 
 // ------------------------------------------------------------------------------------------------- packets
 
@@ -65,6 +88,56 @@ __device__ inline void store_packet_streaming(T* address, const Packet<T>& packe
     __stcs(reinterpret_cast<int4*>(address), bits_of(packet));
 }
 
+// Packets of a row of `size` elements, where Aligned says that the row begins at a multiple of 16 bytes and `size` is a
+// multiple of a packet. Else elements move one by one: what lies past the end is `fill` when loaded, and not stored.
+template <bool Aligned, class T>
+__device__ inline Packet<T> load_row_packet(const T* row, int first, int size, T fill) {
+    if constexpr (Aligned) {
+        return load_packet(row + first);
+    } else {
+        Packet<T> packet;
+#pragma unroll
+        for (int i = 0; i < Packet<T>::size; ++i) packet[i] = first + i < size ? row[first + i] : fill;
+        return packet;
+    }
+}
+
+template <bool Aligned, class T>
+__device__ inline Packet<T> load_row_packet_streaming(const T* row, int first, int size, T fill) {
+    if constexpr (Aligned) {
+        return load_packet_streaming(row + first);
+    } else {
+        Packet<T> packet;
+#pragma unroll
+        for (int i = 0; i < Packet<T>::size; ++i) packet[i] = first + i < size ? __ldcs(row + first + i) : fill;
+        return packet;
+    }
+}
+
+template <bool Aligned, class T>
+__device__ inline void store_row_packet(T* row, int first, int size, const Packet<T>& packet) {
+    if constexpr (Aligned) {
+        store_packet(row + first, packet);
+    } else {
+#pragma unroll
+        for (int i = 0; i < Packet<T>::size; ++i) {
+            if (first + i < size) row[first + i] = packet[i];
+        }
+    }
+}
+
+template <bool Aligned, class T>
+__device__ inline void store_row_packet_streaming(T* row, int first, int size, const Packet<T>& packet) {
+    if constexpr (Aligned) {
+        store_packet_streaming(row + first, packet);
+    } else {
+#pragma unroll
+        for (int i = 0; i < Packet<T>::size; ++i) {
+            if (first + i < size) __stcs(row + first + i, packet[i]);
+        }
+    }
+}
+
 // ---------------------------------------------------------------------------------------------- reductions
 
 // The sum over the 32 lanes, in every lane. All lanes of the warp must call it together.
@@ -72,6 +145,15 @@ __device__ inline float warp_sum(float value) {
 #pragma unroll
     for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
         value += __shfl_xor_sync(kFullWarp, value, distance);
+    }
+    return value;
+}
+
+// The largest value of the 32 lanes, in every lane. All lanes of the warp must call it together.
+__device__ inline float warp_max(float value) {
+#pragma unroll
+    for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+        value = fmaxf(value, __shfl_xor_sync(kFullWarp, value, distance));
     }
     return value;
 }
@@ -101,4 +183,24 @@ __device__ inline float block_sum(float value) {
     float values[1] = {value};
     block_sum<BlockSize>(values);
     return values[0];
+}
+
+// The sum and the largest value over a one-dimensional block of any number of whole warps, in every thread. All threads
+// must call them together; they may be called any number of times.
+__device__ inline float any_block_sum(float value) {
+    __shared__ float of_warp[kMaxWarps];
+    value = warp_sum(value);
+    __syncthreads();  // an earlier call's sums have been read by everybody
+    if (lane_index() == 0) of_warp[warp_index()] = value;
+    __syncthreads();
+    return warp_sum(lane_index() < int(blockDim.x) / kWarpSize ? of_warp[lane_index()] : 0.0f);
+}
+
+__device__ inline float any_block_max(float value) {
+    __shared__ float of_warp[kMaxWarps];
+    value = warp_max(value);
+    __syncthreads();  // an earlier call's maxima have been read by everybody
+    if (lane_index() == 0) of_warp[warp_index()] = value;
+    __syncthreads();
+    return warp_max(lane_index() < int(blockDim.x) / kWarpSize ? of_warp[lane_index()] : -infinity());
 }

@@ -51,6 +51,10 @@ class CannotRunError(KbenchError):
     exit_status = Exit.CANNOT
 
 
+class LibraryMissing(CannotRunError):
+    """An optional library that one version is built on is not installed: the version is skipped by name."""
+
+
 class CompileError(KbenchError):
     """A `.cu` does not compile, or lacks a kernel that a plan names.
 

@@ -23,7 +23,15 @@ from kbench.check.prove import prove, recheck
 from kbench.check.verdict import Verdict
 from kbench.device.base import Device, KernelInfo, Prepared
 from kbench.device.worker import Channel, Message
-from kbench.errors import CannotRunError, CompileError, KbenchError, KernelFault, LaunchRefused, UsageError
+from kbench.errors import (
+    CannotRunError,
+    CompileError,
+    KbenchError,
+    KernelFault,
+    LaunchRefused,
+    LibraryMissing,
+    UsageError,
+)
 from kbench.family import Family, Launch, Problem, Step, Tensor, Version, checked_plan, checked_tensors, kernels_of
 from kbench.jobs import Job
 from kbench.results.schema import Row
@@ -143,6 +151,8 @@ class Evaluator:
                 row.status, row.reason = "unlaunchable", str(fault)
             case CompileError():
                 row.status, row.reason, row.details = "invalid", str(fault), fault.log.splitlines()
+            case LibraryMissing():
+                row.status, row.reason = "skipped", str(fault)
             case CannotRunError():
                 row.status, row.reason = "unable", str(fault)
             case MemoryError():

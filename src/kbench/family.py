@@ -226,8 +226,12 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Gemm:
-    """out = alpha * op(a) @ op(b) + beta * out, for `batch` members. `compute` is a dtype of DTYPES:
-    "fp32" multiplies in full fp32, "tf32" rounds the operands to 10 mantissa bits."""
+    """out = gelu(alpha * op(a) @ op(b) + beta * out + bias), for `batch` members. `compute` is a dtype of DTYPES:
+    "fp32" multiplies in full fp32, "tf32" rounds the operands to 10 mantissa bits.
+
+    bias: a tensor of out's dtype with one element per column of out, added to every row; "" adds nothing.
+    gelu: whether GELU in its tanh form is applied last. Both are the GEMM's epilogue: what it stores is rounded once.
+    """
 
     a: Matrix
     b: Matrix
@@ -236,6 +240,8 @@ class Gemm:
     alpha: float = 1.0
     beta: float = 0.0
     batch: int = 1
+    bias: str | Ref = ""
+    gelu: bool = False
 
     def __post_init__(self) -> None:
         (m, k), (k2, n) = self.a.shape, self.b.shape
@@ -265,7 +271,45 @@ class Copy:
     count: int
 
 
-Step = Launch | Gemm | Fill | Copy
+@dataclass(frozen=True)
+class Heads:
+    """Queries, keys, values or outputs of attention inside a tensor: element [b, h, t, d] is at
+    offset + b * batch_stride + h * head_stride + t * row_stride + d."""
+
+    tensor: str
+    batch_stride: int
+    head_stride: int
+    row_stride: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Sdpa:
+    """Scaled dot-product attention by a library: out = softmax(scale * q k^T) v for each batch and head, over the
+    keys t2 <= t of each query t. shape: (B, NH, T, HS) of q, k, v and out. stats: "" or an fp32 tensor (B, NH, T)
+    that gets the log of the sum of exp(scale * q k) of each row."""
+
+    q: Heads
+    k: Heads
+    v: Heads
+    out: Heads
+    shape: tuple[int, int, int, int]
+    scale: float
+    stats: str = ""
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """The sum over `ranks` GPUs, each with a process of its own. Tensors hold one row of `count` elements per rank:
+    rank r contributes row r of `source` and receives the sum into row r of `target`."""
+
+    target: str
+    source: str
+    count: int
+    ranks: int
+
+
+Step = Launch | Gemm | Fill | Copy | Sdpa | AllReduce
 
 
 def checked_plan(plan: object) -> tuple[Step, ...]:
@@ -273,24 +317,35 @@ def checked_plan(plan: object) -> tuple[Step, ...]:
     _require(isinstance(plan, tuple | list), "a plan is a tuple of steps", plan)
     assert isinstance(plan, tuple | list)
     for step in plan:
-        _require(isinstance(step, Launch | Gemm | Fill | Copy), "a step is a Launch, Gemm, Fill or Copy", step)
+        _require(isinstance(step, Step), "a step is a Launch, Gemm, Fill, Copy, Sdpa or AllReduce", step)
     return tuple(plan)
 
 
 def tensors_of(plan: Sequence[Step]) -> tuple[str, ...]:
     """Names of the tensors that a plan touches, in order of first use."""
-    names: dict[str, None] = {}
-    for step in plan:
-        if isinstance(step, Launch):
-            touched = [a.tensor if isinstance(a, Ref) else a for a in step.args if isinstance(a, Ref | str)]
-        elif isinstance(step, Gemm):
-            touched = [step.a.tensor, step.b.tensor, step.out.tensor]
-        elif isinstance(step, Copy):
-            touched = [step.source.tensor, step.target.tensor]
-        else:
-            touched = [step.target.tensor]
-        names.update(dict.fromkeys(touched))
-    return tuple(names)
+    return tuple(dict.fromkeys(name for step in plan for name in _touched(step)))
+
+
+def _touched(step: Step) -> list[str]:
+    match step:
+        case Launch():
+            return [tensor_name(argument) for argument in step.args if isinstance(argument, Ref | str)]
+        case Gemm():
+            bias = [tensor_name(step.bias)] if step.bias else []
+            return [step.a.tensor, step.b.tensor, *bias, step.out.tensor]
+        case Copy():
+            return [step.source.tensor, step.target.tensor]
+        case Sdpa():
+            stats = [step.stats] if step.stats else []
+            return [step.q.tensor, step.k.tensor, step.v.tensor, step.out.tensor, *stats]
+        case AllReduce():
+            return [step.source, step.target]
+    return [step.target.tensor]
+
+
+def tensor_name(reference: str | Ref) -> str:
+    """The tensor that an argument refers to."""
+    return reference.tensor if isinstance(reference, Ref) else reference
 
 
 def kernels_of(plan: Sequence[Step]) -> tuple[str, ...]:
@@ -432,6 +487,10 @@ class Family:
     versions: tuple[Version, ...]
     rules: tuple[Rule, ...] = ()
     flops: Callable[[Problem], float] | None = None
+    # Bytes that any version has to read and write. None: inputs once, outputs once, without intermediates.
+    traffic: Callable[[Problem], float] | None = None
+    # Sizes that say yes or no: 0 or 1, where all other sizes start at 1.
+    flags: tuple[str, ...] = ()
     # Set by the loader, not by family files: where each version's device code stands.
     sources: Mapping[int, str] = field(default_factory=dict)
 
@@ -442,8 +501,22 @@ class Family:
             _require(isinstance(getattr(self, name), Mapping), f"a Family's {name} are a dict", getattr(self, name))
         _require(isinstance(self.dtypes, tuple | list), "a Family's dtypes are a tuple", self.dtypes)
         for sizes in (*self.presets.values(), *(shape.sizes for shape in self.check_shapes)):
-            counted = isinstance(sizes, Mapping) and all(_is_count(size) and size for size in sizes.values())
-            _require(counted, "the sizes of a preset or check shape are a dict of ints above 0", sizes)
+            _require(isinstance(sizes, Mapping), "the sizes of a preset or check shape are a dict", sizes)
+            for name, size in sizes.items():
+                _require(not self.size_fault(name, size), "sizes are ints above 0, flags 0 or 1", sizes)
+
+    def size_fault(self, name: str, size: object) -> str:
+        """Why a size cannot have this value; "" if it can."""
+        if name in self.flags:
+            return "" if _is_count(size) and size in (0, 1) else f"{name} is 0 or 1, not {size}"
+        return "" if _is_count(size) and size else f"size {name}={size} must be at least 1"
+
+    def least_traffic(self, problem: Problem) -> float:
+        """Bytes of global memory that any version has to move: `traffic`, or what the tensors' roles say."""
+        if self.traffic is not None:
+            return self.traffic(problem)
+        passes = {"in": 1, "out": 1, "inout": 2, "scratch": 0}
+        return float(sum(passes[t.role] * t.nbytes for t in self.tensors(problem) if not t.intermediate))
 
     @cached_property
     def by_number(self) -> dict[int, Version]:

@@ -64,8 +64,8 @@ def parse_versions(text: str) -> tuple[int, ...]:
         first, last = _integer(match[1]), _integer(match[2] or match[1])
         if last < first:
             raise UsageError(f"the versions {part!r} are reversed", f"write {last}-{first}")
-        if first < 1 or last > MAX_VERSION:
-            raise UsageError(f"there is no version {first if first < 1 else last}", f"{VERSIONS_FORM}; they start at 1")
+        if last > MAX_VERSION:
+            raise UsageError(f"there is no version {last}", VERSIONS_FORM)
         numbers.update(range(first, last + 1))
     return tuple(sorted(numbers))
 
@@ -94,8 +94,6 @@ def parse_sizes(settings: Sequence[str]) -> dict[str, list[int]]:
         if "=" in text:
             raise UsageError(f"cannot read size {setting!r}", f"one --size for each name: {SIZE_FORM}")
         values = parse_range(text, f"size {name}")
-        if values[0] < 1:
-            raise UsageError(f"size {name}={values[0]} is not positive", "sizes start at 1")
         sizes.setdefault(name, set()).update(values)
     return {name: sorted(values) for name, values in sizes.items()}
 

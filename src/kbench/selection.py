@@ -52,6 +52,12 @@ class Selection:
                 yield Job(name, 0, "", {}, self.dtype or "fp32", 0, purpose)
                 continue
             versions = [catalog.version(name, number) for number in target.versions or family.by_number]
+            if self.dtype is not None and self.dtype not in family.dtypes and len(self.targets) != 1:
+                # One of several: a refused row per version says so, and the other families go on.
+                sizes = self._shapes(family, family.dtypes[0], device_kind)[0].sizes
+                for version in versions:
+                    yield Job(name, version.number, version.idea, dict(sizes), self.dtype, version.blocks[0], purpose)
+                continue
             dtype = _checked_dtype(family, self.dtype)
             for shape in self._shapes(family, dtype, device_kind):
                 for version in versions:
@@ -111,8 +117,8 @@ def _checked_preset(family: Family, preset: str) -> Mapping[str, int]:
 
 def _require_valid(family: Family, sizes: Mapping[str, int], dtype: str) -> None:
     for name, size in sizes.items():
-        if size < 1:
-            raise UsageError(f"size {name}={size} must be at least 1")
+        if fault := family.size_fault(name, size):
+            raise UsageError(fault)
     for rule in family.rules:
         if not rule.holds(Problem(sizes, dtype)):
             raise UsageError(f"{family.name} needs {rule.text}; here {Problem(sizes, dtype)}")

@@ -23,7 +23,7 @@ from kbench.device.emulator.runtime import ORDERS, LaunchRequest, LoadedModule, 
 from kbench.device.emulator.symbols import locate
 from kbench.device.host_memory import available_memory
 from kbench.errors import CannotRunError, KernelFault, LaunchRefused
-from kbench.family import Array, Copy, Fill, Gemm, Launch, Props, Ref, Step, Tensor
+from kbench.family import Array, Launch, Props, Ref, Step, Tensor
 from kbench.source import Source
 
 log = logging.getLogger("kbench.emulator")
@@ -148,10 +148,10 @@ class EmulatorDevice(Device):
         bound_steps, buffers = bound.native
         for bound_step in bound_steps:
             step = bound_step.step
-            if isinstance(step, Gemm | Fill | Copy):
-                steps.run_step(step, buffers)
-            else:
+            if isinstance(step, Launch):
                 self._launch(bound_step.request, schedule)
+            else:
+                steps.run_step(step, buffers)
 
     def synchronize(self) -> None:
         """Nothing to wait for: enqueue returns when all is done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -9,17 +10,23 @@ from numpy.lib.stride_tricks import as_strided
 
 from kbench.device.base import Buffer
 from kbench.device.dtypes import numpy_dtype
-from kbench.errors import LaunchRefused
-from kbench.family import STORAGE, Array, Copy, Fill, Gemm, Matrix, Ref, Tensor
+from kbench.errors import LaunchRefused, LibraryMissing
+from kbench.family import STORAGE, AllReduce, Array, Copy, Fill, Gemm, Launch, Matrix, Ref, Sdpa, Step, Tensor
 
 _TF32_DROPPED = 13  # of fp32's 23 mantissa bits; 10 stay
 
 
-def check_step(step: Gemm | Fill | Copy, tensors: Mapping[str, Tensor]) -> None:
-    """Raises LaunchRefused where a step reaches outside a tensor or mixes types."""
+def check_step(step: Step, tensors: Mapping[str, Tensor]) -> None:
+    """Raises LaunchRefused where a step reaches outside a tensor or mixes types, LibraryMissing for a step that only a
+    GPU's library can do."""
+    if isinstance(step, Sdpa | AllReduce | Launch):
+        library = "cuDNN's attention" if isinstance(step, Sdpa) else "NCCL"
+        raise LibraryMissing(f"the emulator has no {library}")
     if isinstance(step, Gemm):
         for matrix in (step.a, step.b, step.out):
             _check_matrix(matrix, step.batch, tensors)
+        if step.bias:
+            _check_bias(step, tensors)
     elif isinstance(step, Fill):
         _known("Fill", step.target.tensor, tensors)
         _check_range("Fill", step.target, fill_count(step, tensors), tensors)
@@ -31,14 +38,14 @@ def check_step(step: Gemm | Fill | Copy, tensors: Mapping[str, Tensor]) -> None:
             raise LaunchRefused(f"Copy from {source.name} ({source.dtype}) to {to.name} ({to.dtype}): the types differ")
 
 
-def run_step(step: Gemm | Fill | Copy, buffers: Mapping[str, Buffer]) -> None:
-    """Do what a step says. It has been checked."""
+def run_step(step: Step, buffers: Mapping[str, Buffer]) -> None:
+    """Do what a Gemm, Fill or Copy says. It has been checked."""
     if isinstance(step, Gemm):
         _gemm(step, buffers)
     elif isinstance(step, Fill):
         tensors = {name: buffer.tensor for name, buffer in buffers.items()}
         _elements(buffers, step.target, fill_count(step, tensors))[...] = step.value
-    else:
+    elif isinstance(step, Copy):
         _elements(buffers, step.target, step.count)[...] = _elements(buffers, step.source, step.count)
 
 
@@ -65,7 +72,20 @@ def _gemm(step: Gemm, buffers: Mapping[str, Buffer]) -> None:
             product *= np.float32(step.alpha)
         if step.beta != 0.0:  # with beta 0 the output is not read: it may be a NaN
             product += np.float32(step.beta) * out.astype(np.float32)
+        if step.bias:
+            product += _elements(buffers, _bias(step), step.out.cols).astype(np.float32)
+        if step.gelu:
+            product = _gelu(product)
         out[...] = product.astype(out.dtype)
+
+
+def _gelu(x: Array) -> Array:
+    """x times the normal distribution's function at x, in the form with tanh (Hendrycks and Gimpel, 2016), in fp32."""
+    return np.float32(0.5) * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))
+
+
+def _bias(step: Gemm) -> Ref:
+    return step.bias if isinstance(step.bias, Ref) else Ref(step.bias)
 
 
 def _operand(matrix: Matrix, step: Gemm, buffers: Mapping[str, Buffer]) -> Array:
@@ -106,6 +126,14 @@ def _check_matrix(matrix: Matrix, batch: int, tensors: Mapping[str, Tensor]) -> 
         raise LaunchRefused(
             f"Gemm reaches element {last - 1} of tensor {tensor.name}, which has {tensor.count} elements ({matrix})"
         )
+
+
+def _check_bias(step: Gemm, tensors: Mapping[str, Tensor]) -> None:
+    """The types that cuBLASLt's epilogue takes, so that a plan which runs here runs on a GPU."""
+    _check_range("the bias of a Gemm", _bias(step), step.out.cols, tensors)
+    bias, out = tensors[_bias(step).tensor], tensors[step.out.tensor]
+    if bias.dtype != out.dtype:
+        raise LaunchRefused(f"Gemm adds bias {bias.name} ({bias.dtype}) to {out.name} ({out.dtype}): the types differ")
 
 
 def _check_range(what: str, ref: Ref, count: int, tensors: Mapping[str, Tensor]) -> None:
