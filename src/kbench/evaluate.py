@@ -18,10 +18,12 @@ from kbench.catalog import Catalog, describe_fault, kernel_folder, load_catalog
 from kbench.check.bound import Tolerance
 from kbench.check.buffers import Buffers
 from kbench.check.case import Case, CaseCache
+from kbench.check.judge import Judges
 from kbench.check.memory import require_memory
 from kbench.check.prove import prove, recheck
 from kbench.check.verdict import Verdict
 from kbench.device.base import Device, KernelInfo, Prepared
+from kbench.device.host_memory import available_memory
 from kbench.device.worker import Channel, Message
 from kbench.errors import (
     CannotRunError,
@@ -41,9 +43,10 @@ from kbench.source import Source, load_source
 if TYPE_CHECKING:
     from kbench.device.cuda.device import CudaDevice
 
-# Expected values kept for reuse: the two cases of the largest default problem (attention_backward, 1.7 GB each
-# in float64 with bounds), which every row of a sweep needs, and some room.
+# Expected values kept for reuse, which every row of a sweep needs: the two cases of attention_backward's default
+# problem (1.7 GB each in float64 with bounds) and some room; a machine with more memory keeps larger ones.
 _CASE_CACHE_BYTES = 6 << 30
+_CASE_CACHE_SHARE = 0.25
 # Smaller shapes tried for the command that reproduces a failure; each is quick, the search must not outlast
 # the row that failed.
 _SHRINK_TRIES = 8
@@ -79,7 +82,7 @@ class Evaluator:
         with channel.limit(_PLAN_SECONDS, "loading the family files"):
             self.catalog: Catalog = load_catalog([Path(folder) for folder in family_dirs])
         self.device: Device = _open_device(device, time_limit, workers)
-        self.cases = CaseCache(_CASE_CACHE_BYTES)
+        self.cases = CaseCache(case_cache_bytes(), Judges(self.device).make_case)
         self._on_device: list[Case] = []  # cases of the problem at hand, whose device copies are kept
         self.builds = Builds(self.device, ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 2))))
 
@@ -224,6 +227,8 @@ class Evaluator:
             for old in self._on_device:
                 old.release()
             self._on_device.clear()
+            # Answers computed on the GPU fill its memory; those on the host may be wanted again.
+            self.cases.forget(lambda old: old.judge != "numpy" and old.problem != case.problem)
         if not any(case is kept for kept in self._on_device):
             self._on_device.append(case)
         return case
@@ -271,6 +276,10 @@ class Evaluator:
             if self.row(smaller).status == "fail":
                 return smaller
         return None
+
+
+def case_cache_bytes() -> int:
+    return max(_CASE_CACHE_BYTES, int(_CASE_CACHE_SHARE * available_memory()))
 
 
 @dataclass(frozen=True)

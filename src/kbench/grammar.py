@@ -11,7 +11,7 @@ from kbench.family import MAX_BLOCK
 
 # More values than this in one range is a slip of the keyboard: each value is a row that compiles and runs.
 MAX_VALUES = 1024
-MAX_VERSION = 9999  # version numbers count up from 1 inside one file
+MAX_VERSION = 9999  # version numbers count up inside one file
 MAX_DIGITS = 15  # 10^15 elements fit no machine, and products of a few such sizes are still exact integers
 
 _NUMBER = re.compile(r"[0-9]+")

@@ -89,7 +89,6 @@ BAD = [
     (lambda: parse_sizes(["T"]), "'T'", "NAME=VALUE"),
     (lambda: parse_sizes(["=3"]), "'=3'", "NAME=VALUE"),
     (lambda: parse_sizes(["T="]), "size T", "32..1024"),
-    (lambda: parse_sizes(["T=0"]), "T=0", "start at 1"),
     (lambda: parse_sizes(["T=-4"]), "size T: '-4' is negative", "32..1024"),
     (lambda: parse_sizes(["T=128,B=2"]), "'T=128,B=2'", "--size T=128 --size B=2"),
     (lambda: parse_targets([":3"]), "':3'", "FAMILY:VERSIONS"),

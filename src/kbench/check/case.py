@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from numbers import Real
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kbench.catalog import describe_fault
-from kbench.check.arrays import first_where
+from kbench.check.arrays import as_float64, first_where, to_device
 from kbench.check.bound import INTEGERS, is_exact
 from kbench.check.draw import FAMILY_FAULT, draw_inputs
 from kbench.check.expected import DeviceCase
@@ -74,7 +74,10 @@ def make_case(family: Family, problem: Problem, seed: int, structured: bool = Fa
     tensors = {tensor.name: tensor for tensor in family.tensors(problem)}
     stored, exact = draw_inputs(family.name, list(tensors.values()), seed, structured)
     if xp is not np:
-        exact = {name: xp.asarray(values) for name, values in exact.items()}
+        exact = {
+            name: as_float64(to_device(values.reshape(-1), xp), tensors[name].dtype, xp).reshape(values.shape)
+            for name, values in stored.items()
+        }
     try:
         answers = family.reference(problem, exact, ErrorModel(problem.dtype, structured), xp)
     except MemoryError:
@@ -155,8 +158,9 @@ class CaseCache:
     """Cases by family, problem and seed, each computed once, in a thread of its own, so that references
     overlap compilation. The least recently used are dropped while all together hold over `limit_bytes`."""
 
-    def __init__(self, limit_bytes: int):
+    def __init__(self, limit_bytes: int, make: Callable[[Family, Problem, int, bool], Case] = make_case):
         self._limit = limit_bytes
+        self._make = make
         self._lock = threading.Lock()
         self._cases: OrderedDict[tuple[Any, ...], Future[Case]] = OrderedDict()
         # One at a time: references use all cores themselves, and two at once would double the peak of memory.
@@ -167,7 +171,7 @@ class CaseCache:
         key = (family.name, tuple(sorted(problem.sizes.items())), problem.dtype, seed, structured)
         with self._lock:
             if key not in self._cases:
-                self._cases[key] = self._pool.submit(make_case, family, problem, seed, structured)
+                self._cases[key] = self._pool.submit(self._make, family, problem, seed, structured)
             self._cases.move_to_end(key)
             self._trim()
             return self._cases[key]
@@ -182,6 +186,13 @@ class CaseCache:
             if sizes[key]:
                 total -= sizes[key]
                 del self._cases[key]
+
+    def forget(self, unwanted: Callable[[Case], bool]) -> None:
+        """Drop the finished cases that are `unwanted`."""
+        with self._lock:
+            for key, future in list(self._cases.items()):
+                if _size(future) and unwanted(future.result()):
+                    del self._cases[key]
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

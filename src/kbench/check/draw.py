@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
+from kbench.check.arrays import first_where
 from kbench.check.bound import INTEGERS
 from kbench.device.dtypes import store
 from kbench.errors import KbenchError
@@ -60,23 +64,107 @@ class PatternedGenerator:
         return values.reshape(shape)
 
 
+class ChunkedGenerator:
+    """Draws large arrays in chunks, on all cores; small ones, and by any other method, as a numpy Generator does.
+
+    A chunk has a generator of its own, seeded by its place, so values do not depend on the number of cores. Large
+    arrays of floats come as float32: no tensor holds more.
+    """
+
+    CHUNK = 1 << 20
+
+    def __init__(self, seed: int):
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+        self._seed = seed
+        self._calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rng, name)
+
+    def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
+        if not self._is_large(size):
+            return self._rng.normal(loc, scale, size)
+        values = self._filled(size, lambda rng, out: rng.standard_normal(dtype=np.float32, out=out))
+        return self._scaled(values, scale, loc)
+
+    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        if out is not None or not self._is_large(size):
+            return self._rng.standard_normal(size, dtype, out)
+        return self.normal(0.0, 1.0, size)
+
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        if not self._is_large(size):
+            return self._rng.uniform(low, high, size)
+        values = self._filled(size, lambda rng, out: rng.random(dtype=np.float32, out=out))
+        return self._scaled(values, np.subtract(high, low), low)
+
+    def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        if out is not None or not self._is_large(size):
+            return self._rng.random(size, dtype, out)
+        return self.uniform(0.0, 1.0, size)
+
+    def _is_large(self, size: Any) -> bool:
+        return size is not None and math.prod(_as_shape(size)) > self.CHUNK
+
+    def _scaled(self, values: Array, scale: Any, shift: Any) -> Array:
+        """values * scale + shift in float32, without a temporary as large as they are."""
+        values *= np.float32(scale) if np.ndim(scale) == 0 else np.asarray(scale, np.float32)
+        values += np.float32(shift) if np.ndim(shift) == 0 else np.asarray(shift, np.float32)
+        return values
+
+    def _filled(self, size: Any, fill: Callable[[np.random.Generator, Array], Any]) -> Array:
+        values = np.empty(_as_shape(size), np.float32)
+        flat = values.reshape(-1)
+        call = self._calls
+        self._calls += 1
+
+        def one(chunk: int) -> None:
+            seed = np.random.SeedSequence(self._seed, spawn_key=(call, chunk))
+            fill(np.random.Generator(np.random.PCG64(seed)), flat[chunk * self.CHUNK : (chunk + 1) * self.CHUNK])
+
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            list(pool.map(one, range(-(-flat.size // self.CHUNK))))
+        return values
+
+
 def _as_shape(size: Any) -> tuple[int, ...]:
     if size is None:
         return ()
     return tuple(size) if isinstance(size, Sequence) else (int(size),)
 
 
+class Exact(Mapping[str, Array]):
+    """Stored tensors as float64, each converted when it is first asked for, and read only."""
+
+    def __init__(self, stored: Mapping[str, Array]):
+        self._stored = stored
+        self._converted: dict[str, Array] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._converted:
+            values = self._stored[name].astype(np.float64)
+            values.flags.writeable = False
+            self._converted[name] = values
+        return self._converted[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+
 def draw_inputs(
     family: str, tensors: Sequence[Tensor], seed: int, structured: bool
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The "in" and "inout" tensors as stored, and as float64 copies of the stored values.
+) -> tuple[dict[str, Array], Mapping[str, Array]]:
+    """The "in" and "inout" tensors as stored, and the stored values as float64.
 
     Raises KbenchError, naming the family and the tensor, where a draw fails or makes a value that is not
     finite in the tensor's type.
     """
-    rng: Any = PatternedGenerator(seed) if structured else np.random.Generator(np.random.PCG64(seed))
+    rng: Any = PatternedGenerator(seed) if structured else ChunkedGenerator(seed)
     stored: dict[str, Array] = {}
-    drawn: dict[str, Array] = {}
+    drawn = Exact(stored)
     for tensor in tensors:
         if tensor.draw is None or tensor.role not in ("in", "inout"):
             continue
@@ -86,20 +174,18 @@ def draw_inputs(
             with np.errstate(over="ignore", invalid="ignore"):
                 raw = tensor.draw(rng, tensor.shape, drawn)
                 values = store(tensor, raw)
-                exact = values.astype(np.float64)
-            if tensor.dtype in INTEGERS and not np.array_equal(exact, np.asarray(raw, np.float64)):
+            if tensor.dtype in INTEGERS and not np.array_equal(values, np.asarray(raw)):
                 raise ValueError(f"not all of its values are {tensor.dtype}")
         except Exception as error:
             raise KbenchError(f"{where} fails: {type(error).__name__}: {error}", FAMILY_FAULT) from error
-        bad = np.flatnonzero(~np.isfinite(exact))
-        if bad.size:
-            index = tuple(int(i) for i in np.unravel_index(bad[0], tensor.shape))
+        bad = first_where(lambda part: ~np.isfinite(part), values.reshape(-1), np)
+        if bad is not None:
+            index = [int(i) for i in np.unravel_index(bad, tensor.shape)]
             raise KbenchError(
-                f"{where} makes {float(exact.reshape(-1)[bad[0]])} at {list(index)}, stored as {tensor.dtype}",
+                f"{where} makes {float(values.reshape(-1)[bad])} at {index}, stored as {tensor.dtype}",
                 FAMILY_FAULT,
             )
         # Read only: a reference that works in place would spoil what later references and versions get.
-        for array in (values, exact):
-            array.flags.writeable = False
-        stored[tensor.name], drawn[tensor.name] = values, exact
+        values.flags.writeable = False
+        stored[tensor.name] = values
     return stored, drawn

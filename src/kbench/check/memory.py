@@ -29,6 +29,16 @@ class Memory:
     host: int
 
 
+def device_memory_of_reference(tensors: Sequence[Tensor]) -> int:
+    """Bytes of GPU memory that two cases take whose reference is computed there: float64 inputs and temporaries while
+    it runs, values and bounds as long as the cases are kept."""
+    inputs = [tensor for tensor in tensors if tensor.role in ("in", "inout")]
+    outputs = [tensor for tensor in tensors if tensor.role in ("out", "inout")]
+    largest = max((tensor.count for tensor in tensors), default=0)
+    working = sum(8 * t.count for t in inputs) + _REFERENCE_TEMPORARIES * 8 * largest
+    return working + 2 * sum(16 * t.count for t in outputs)
+
+
 def memory_needed(tensors: Sequence[Tensor]) -> Memory:
     """What checking a plan over these tensors takes. Pure arithmetic: no size is too large for it."""
     buffers = sum(tensor.nbytes + _PER_BUFFER for tensor in tensors)

@@ -67,11 +67,24 @@ def _show(family: Family, versions: list[Version], screen: Screen) -> None:
     for name, sizes in family.presets.items():
         screen.prose(" ".join(f"{size}={value}" for size, value in sizes.items()), f"preset {name}: ")
     screen.prose(f"{', '.join(family.dtypes)} ({family.dtypes[0]} if none is named)", "dtypes: ")
+    if family.flags:
+        screen.prose(f"{', '.join(family.flags)} (0 or 1)", "flags: ")
     for rule in family.rules:
         screen.prose(rule.text, "rule: ")
     screen.say()
-    columns = [Column("ver", "right"), Column("idea", flexible=True), Column("dtypes", drop=1), Column("blocks")]
-    screen.table(columns, [[str(v.number), _idea(v), " ".join(v.dtypes), _blocks(v)] for v in versions])
+    columns = [
+        Column("ver", "right"),
+        Column("idea", flexible=True),
+        Column("dtypes", drop=1),
+        Column("blocks"),
+        Column("det"),
+    ]
+    lines = [
+        [str(v.number), _idea(v), " ".join(v.dtypes), _blocks(v), "yes" if v.claims_deterministic else "no"]
+        for v in versions
+    ]
+    screen.table(columns, lines)
+    screen.prose("the same bits at every launch; `kbench check` proves it", "det: ")
 
 
 def _idea(version: Version) -> str:
@@ -99,6 +112,7 @@ def _contract(family: Family) -> dict[str, Any]:
         "sizes": dict(family.sizes),
         "dtypes": list(family.dtypes),
         "presets": {name: dict(sizes) for name, sizes in family.presets.items()},
+        "flags": list(family.flags),
         "rules": [rule.text for rule in family.rules],
         "check_shapes": [{"sizes": dict(shape.sizes), "why": shape.why} for shape in family.check_shapes],
         "versions": [version.number for version in family.versions],
@@ -115,6 +129,7 @@ def _version(version: Version) -> dict[str, Any]:
         "rules": [rule.text for rule in version.rules],
         "needs": list(version.needs),
         "saves": list(version.saves),
+        "deterministic": version.claims_deterministic,
         "gpu_only": version.gpu_only,
         "arch": version.arch,
     }
