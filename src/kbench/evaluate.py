@@ -127,7 +127,7 @@ class Evaluator:
         """Evaluate one job. Whatever goes wrong, with the version, the family or kbench itself, is in the row."""
         started = time.perf_counter()
         row = Row(
-            job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device.kind, "pass", self.seed,
+            job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device.row_name, "pass", self.seed,
             overridden=self.tolerance is not None, reproduce=self._command(job),
         )  # fmt: skip
         try:

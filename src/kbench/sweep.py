@@ -65,6 +65,11 @@ class Bench:
             self._worker = None
         self._drop_worker()
 
+    @property
+    def device_name(self) -> str:
+        """What rows call the device."""
+        return str(self.device["name"]) if self.device_kind == "cuda" else self.device_kind
+
     def jobs(self, selection: Selection) -> list[Job]:
         """The rows of a command, in the order in which they run.
 
@@ -129,7 +134,7 @@ class Bench:
 
     def _lost_row(self, job: Job, fault: KernelFault) -> Row:
         return Row(
-            job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device_kind, fault.row_status,
+            job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device_name, fault.row_status,
             self.seed, reason=str(fault), details=["the worker process was replaced"],
             reproduce=job.command(self.seed, self.device_kind, *self._repeat_options()),
         )  # fmt: skip

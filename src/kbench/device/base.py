@@ -83,6 +83,11 @@ class Device(ABC):
     # Orders of threads and blocks that a check runs; the GPU has its own and only one.
     schedules: tuple[str, ...] = ("",)
 
+    @property
+    def row_name(self) -> str:
+        """What rows call this device: a GPU by its model, because times of two models never compete."""
+        return self.props.name if self.kind == "cuda" else self.kind
+
     def activate(self) -> AbstractContextManager[Any]:
         """Array operations of `xp` inside the block run on this device, in order with its own work."""
         return nullcontext()

@@ -19,7 +19,7 @@ import numpy as np
 
 from kbench.device.cuda.steps import Address, Runner, raise_if_lost, tensors_by_name
 from kbench.errors import CannotRunError, LaunchRefused
-from kbench.family import ITEM_SIZES, Gemm, Matrix, Tensor
+from kbench.family import ITEM_SIZES, Gemm, Matrix, Ref, Tensor
 from kbench.install import install_command
 
 # What a dtype's GEMM multiplies: operand storage, and the name of cuBLAS's compute type. All add up in fp32.
@@ -33,11 +33,17 @@ _TYPES = {"fp32": "CUDA_R_32F", "bf16": "CUDA_R_16BF", "fp16": "CUDA_R_16F"}
 
 # Every tensor starts at a multiple of this (cudaMalloc promises as much, and `CudaDevice.alloc` keeps it).
 BASE_ALIGNMENT = 256
+# Of the bias, which epilogues read 16 bytes at a time; the heuristic is not asked about it as it is about matrices.
+BIAS_ALIGNMENT = 16
+
+# Names of the library's epilogues, by (whether there is a bias, whether GELU follows).
+_EPILOGUES = {(False, False): "DEFAULT", (True, False): "BIAS", (False, True): "GELU", (True, True): "GELU_BIAS"}
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One matrix of a GEMM as cuBLASLt sees it. Sizes in elements, offset and alignment in bytes."""
+    """One matrix of a GEMM, or its bias as a column, as cuBLASLt sees it. Sizes in elements, offset and alignment in
+    bytes."""
 
     tensor: str
     dtype: str
@@ -78,6 +84,9 @@ class CublasLt:
     def operation(self, transpose: bool) -> int:
         return int(self._blas.Operation.T if transpose else self._blas.Operation.N)
 
+    def epilogue(self, name: str) -> int:
+        return int(self.api.Epilogue[name])
+
     def set_attribute(self, kind: str, target: int, name: str, value: int) -> None:
         """Set an attribute of a `matmul_desc`, `matrix_layout` or `matmul_preference`, by the library's name."""
         enum = {"matmul_desc": "MatmulDesc", "matrix_layout": "MatrixLayout", "matmul_preference": "MatmulPreference"}
@@ -106,14 +115,12 @@ class PreparedGemm:
     def __init__(self, lt: CublasLt, step: Gemm, tensors: Sequence[Tensor]):
         self.lt, self.step = lt, step
         self.left, self.right, self.out = operands(step, tensors)
+        self.bias = bias_operand(step, tensors)
         self.algo = np.zeros(1, dtype=lt.api.matmul_algo_dtype)
         self.workspace = 0
-        self._closers: list[Callable[[], None]] = []
-        # At the end of the process the library may be gone before us, and everything of it with it.
-        weakref.finalize(self, _run_all, self._closers).atexit = False
-        self._desc = self._made("matmul_desc", lt.compute_type(step.compute), lt.data_type("fp32"))
-        lt.set_attribute("matmul_desc", self._desc, "TRANSA", lt.operation(self.left.transpose))
-        lt.set_attribute("matmul_desc", self._desc, "TRANSB", lt.operation(self.right.transpose))
+        self._objects = _Objects(lt, self)
+        # An address that nothing is read from: it tells the heuristic how well the bias will be aligned.
+        self._desc = self._matmul_desc(self._objects, self.bias.alignment if self.bias else 0)
         self._layouts = tuple(self._layout(operand) for operand in (self.left, self.right, self.out))
         self._alpha, self._beta = ctypes.c_float(step.alpha), ctypes.c_float(step.beta)
 
@@ -129,7 +136,15 @@ class PreparedGemm:
         # Which tensor it is does not matter, nor where in it but for the alignment.
         place = ("tensor", "offset")
         shapes = {name: {k: v for k, v in asdict(part).items() if k not in place} for name, part in parts.items()}
-        return {**shapes, "compute": self.step.compute, "batch": self.step.batch, "beta": self.step.beta != 0}
+        return {
+            **shapes,
+            "compute": self.step.compute,
+            "batch": self.step.batch,
+            "beta": self.step.beta != 0,
+            "epilogue": self._epilogue,
+            "bias alignment": self.bias.alignment if self.bias else 0,
+            "reductions": self._reductions,
+        }
 
     def candidates(self, count: int, workspace: int) -> list[tuple[Any, int]]:
         """Up to `count` algorithms with the workspace that each needs, the likeliest first.
@@ -169,21 +184,36 @@ class PreparedGemm:
     def bind(self, address: Address, workspace: int) -> Runner:
         """Queue-able work; `workspace` is the address of at least `self.workspace` bytes."""
         left, right, out = (self._address(operand, address) for operand in (self.left, self.right, self.out))
-        return self.runner(left, right, out, self.algo, workspace, self.workspace)
+        bias = self._address(self.bias, address) if self.bias else 0
+        return self.runner(left, right, out, bias, self.algo, workspace, self.workspace)
 
-    def runner(self, left: int, right: int, out: int, algo: Any, workspace: int, workspace_bytes: int) -> Runner:
+    def runner(
+        self, left: int, right: int, out: int, bias: int, algo: Any, workspace: int, workspace_bytes: int
+    ) -> Runner:
+        """Queue-able work on addresses; `bias` is 0 where the GEMM has none."""
         left_layout, right_layout, out_layout = self._layouts
-        before = (
-            self.lt.handle, self._desc,
+        # All arguments but the descriptor, which comes second.
+        arguments = (
             ctypes.addressof(self._alpha), left, left_layout, right, right_layout,
             ctypes.addressof(self._beta), out, out_layout, out, out_layout,
             algo.ctypes.data, workspace, workspace_bytes,
         )  # fmt: skip
-        return _BoundGemm(self, algo, before)
+        return _BoundGemm(self, bias, algo, arguments)
 
     def __str__(self) -> str:
         m, n, k = self.step.mnk
-        return f"the {self.step.compute} GEMM m={m} n={n} k={k} batch={self.step.batch}"
+        epilogue = "" if self._epilogue == "DEFAULT" else f" epilogue {self._epilogue}"
+        return f"the {self.step.compute} GEMM m={m} n={n} k={k} batch={self.step.batch}{epilogue}"
+
+    @property
+    def _epilogue(self) -> str:
+        return _EPILOGUES[self.bias is not None, self.step.gelu]
+
+    @property
+    def _reductions(self) -> str:
+        """How partial sums of a split k may be added up, by the library's name. All of its ways but this one add in
+        the output's type: in 16 bits that rounds once for every part."""
+        return "MASK" if self.out.dtype == "fp32" else "COMPUTE_TYPE"
 
     def _address(self, operand: Operand, address: Address) -> int:
         base = address(operand.tensor)
@@ -191,14 +221,26 @@ class PreparedGemm:
             raise LaunchRefused(f"tensor {operand.tensor} is not aligned to {BASE_ALIGNMENT} bytes, as {self} needs")
         return base + operand.offset
 
-    def _made(self, kind: str, *arguments: int) -> int:
-        made: int = getattr(self.lt.api, f"{kind}_create")(*arguments)
-        destroy = getattr(self.lt.api, f"{kind}_destroy")
-        self._closers.append(lambda: destroy(made))
-        return made
+    def _matmul_desc(self, objects: _Objects, bias: int) -> int:
+        """A descriptor that belongs to `objects`: the address of the bias is part of it."""
+        lt = self.lt
+        desc = objects.make("matmul_desc", lt.compute_type(self.step.compute), lt.data_type("fp32"))
+        lt.set_attribute("matmul_desc", desc, "TRANSA", lt.operation(self.left.transpose))
+        lt.set_attribute("matmul_desc", desc, "TRANSB", lt.operation(self.right.transpose))
+        lt.set_attribute("matmul_desc", desc, "EPILOGUE", lt.epilogue(self._epilogue))
+        if self.bias:
+            # The same vector for all members of a batch: BIAS_BATCH_STRIDE stays 0.
+            lt.set_attribute("matmul_desc", desc, "BIAS_DATA_TYPE", lt.data_type(self.bias.dtype))
+            lt.set_attribute("matmul_desc", desc, "BIAS_POINTER", bias)
+        return desc
+
+    def bound_desc(self, owner: object, bias: int) -> int:
+        """The descriptor for one binding, which lives as long as `owner` where it is not shared by all."""
+        return self._matmul_desc(_Objects(self.lt, owner), bias) if self.bias else self._desc
 
     def _layout(self, operand: Operand) -> int:
-        layout = self._made("matrix_layout", self.lt.data_type(operand.dtype), operand.rows, operand.cols, operand.ld)
+        kind, sizes = self.lt.data_type(operand.dtype), (operand.rows, operand.cols, operand.ld)
+        layout = self._objects.make("matrix_layout", kind, *sizes)
         if self.step.batch > 1:
             self.lt.set_attribute("matrix_layout", layout, "BATCH_COUNT", self.step.batch)
             self.lt.set_attribute("matrix_layout", layout, "STRIDED_BATCH_OFFSET", operand.stride)
@@ -209,6 +251,24 @@ class PreparedGemm:
         self.lt.set_attribute("matmul_preference", preference, "MAX_WORKSPACE_BYTES", workspace)
         for name, operand in alignments.items():
             self.lt.set_attribute("matmul_preference", preference, f"MIN_ALIGNMENT_{name}_BYTES", operand.alignment)
+        mask = int(self.lt.api.ReductionScheme[self._reductions])
+        self.lt.set_attribute("matmul_preference", preference, "REDUCTION_SCHEME_MASK", mask)
+
+
+class _Objects:
+    """Descriptors of the library that go when `owner` goes."""
+
+    def __init__(self, lt: CublasLt, owner: object):
+        self._api = lt.api
+        self._closers: list[Callable[[], None]] = []
+        # At the end of the process the library may be gone before us, and everything of it with it.
+        weakref.finalize(owner, _run_all, self._closers).atexit = False
+
+    def make(self, kind: str, *arguments: int) -> int:
+        made: int = getattr(self._api, f"{kind}_create")(*arguments)
+        destroy = getattr(self._api, f"{kind}_destroy")
+        self._closers.append(lambda: destroy(made))
+        return made
 
 
 def _run_all(functions: list[Callable[[], None]]) -> None:
@@ -219,8 +279,9 @@ def _run_all(functions: list[Callable[[], None]]) -> None:
 class _BoundGemm:
     """cublasLtMatmul with every argument but the stream; keeps descriptors, scalars and algorithm alive."""
 
-    def __init__(self, gemm: PreparedGemm, algo: Any, before: tuple[int, ...]):
-        self._gemm, self._algo, self._before = gemm, algo, before
+    def __init__(self, gemm: PreparedGemm, bias: int, algo: Any, arguments: tuple[int, ...]):
+        self._gemm, self._algo = gemm, algo
+        self._before = (gemm.lt.handle, gemm.bound_desc(self, bias), *arguments)
         self._matmul = gemm.lt.api.matmul
 
     def __call__(self, stream: int) -> None:
@@ -253,6 +314,24 @@ def operands(step: Gemm, tensors: Sequence[Tensor]) -> tuple[Operand, Operand, O
     if step.batch > 1 and step.out.stride < member:
         raise LaunchRefused(f"the batch members of GEMM output {out.tensor} overlap: {out.stride} apart, {member} long")
     return left, right, out
+
+
+def bias_operand(step: Gemm, tensors: Sequence[Tensor]) -> Operand | None:
+    """The bias of a GEMM whose operands fit, if it has one. Raises LaunchRefused if it cannot be added."""
+    if not step.bias:
+        return None
+    ref = step.bias if isinstance(step.bias, Ref) else Ref(step.bias)
+    known = tensors_by_name(tensors)
+    bias = _operand(Matrix(ref.tensor, 1, step.out.cols, offset=ref.offset), 1, known)
+    out = known[step.out.tensor]
+    if bias.dtype != out.dtype:
+        raise LaunchRefused(f"a GEMM adds a bias of its output's type {out.dtype}, {bias.tensor} holds {bias.dtype}")
+    if bias.alignment % BIAS_ALIGNMENT:
+        raise LaunchRefused(
+            f"a GEMM reads its bias from {bias.offset} bytes into tensor {bias.tensor}, "
+            f"which is not a multiple of {BIAS_ALIGNMENT}"
+        )
+    return bias
 
 
 def _operand(matrix: Matrix, batch: int, tensors: dict[str, Tensor] | Any) -> Operand:

@@ -87,7 +87,8 @@ def _from_disk(gemm: PreparedGemm, key: dict[str, Any]) -> tuple[Any, int] | Non
 
 
 def _scratch_bytes(gemm: PreparedGemm, candidates: list[tuple[Any, int]], l2_bytes: int) -> int:
-    spans = sum(operand.span + operand.alignment for operand in (gemm.left, gemm.right, gemm.out))
+    operands = (gemm.left, gemm.right, gemm.out, *([gemm.bias] if gemm.bias else []))
+    spans = sum(operand.span + operand.alignment for operand in operands)
     return spans + max(workspace for _, workspace in candidates) + _FLUSH_FACTOR * l2_bytes
 
 
@@ -97,10 +98,12 @@ def _measure(gemm: PreparedGemm, candidates: list[tuple[Any, int]], l2_bytes: in
 
     rng = np.random.default_rng(0)
     left, right, out = (_Scratch(operand, rng, stream) for operand in (gemm.left, gemm.right, gemm.out))
+    bias = _Scratch(gemm.bias, rng, stream) if gemm.bias else None
     workspace = cupy.cuda.alloc(max(1, *(size for _, size in candidates)))
     flush = cupy.cuda.alloc(_FLUSH_FACTOR * l2_bytes)
     runners: list[Runner | None] = [
-        gemm.runner(left.address, right.address, out.address, algo, workspace.ptr, size) for algo, size in candidates
+        gemm.runner(left.address, right.address, out.address, bias.address if bias else 0, algo, workspace.ptr, size)
+        for algo, size in candidates
     ]
     samples: list[list[tuple[Any, Any]]] = [[] for _ in candidates]
     for _ in range(1 + _REPEATS):  # the first round warms up

@@ -11,9 +11,24 @@ from numpy.lib.stride_tricks import as_strided
 from kbench.device.base import Buffer
 from kbench.device.dtypes import numpy_dtype
 from kbench.errors import LaunchRefused, LibraryMissing
-from kbench.family import STORAGE, AllReduce, Array, Copy, Fill, Gemm, Launch, Matrix, Ref, Sdpa, Step, Tensor
+from kbench.family import (
+    ITEM_SIZES,
+    STORAGE,
+    AllReduce,
+    Array,
+    Copy,
+    Fill,
+    Gemm,
+    Launch,
+    Matrix,
+    Ref,
+    Sdpa,
+    Step,
+    Tensor,
+)
 
 _TF32_DROPPED = 13  # of fp32's 23 mantissa bits; 10 stay
+_BIAS_ALIGNMENT = 16  # bytes, as in cuda/gemm.py
 
 
 def check_step(step: Step, tensors: Mapping[str, Tensor]) -> None:
@@ -129,11 +144,14 @@ def _check_matrix(matrix: Matrix, batch: int, tensors: Mapping[str, Tensor]) -> 
 
 
 def _check_bias(step: Gemm, tensors: Mapping[str, Tensor]) -> None:
-    """The types that cuBLASLt's epilogue takes, so that a plan which runs here runs on a GPU."""
+    """What cuBLASLt's epilogue asks of a bias, so that a plan which runs here runs on a GPU."""
     _check_range("the bias of a Gemm", _bias(step), step.out.cols, tensors)
     bias, out = tensors[_bias(step).tensor], tensors[step.out.tensor]
     if bias.dtype != out.dtype:
         raise LaunchRefused(f"Gemm adds bias {bias.name} ({bias.dtype}) to {out.name} ({out.dtype}): the types differ")
+    offset = _bias(step).offset * ITEM_SIZES[bias.dtype]
+    if offset % _BIAS_ALIGNMENT:
+        raise LaunchRefused(f"Gemm reads its bias {offset} bytes into {bias.name}: no multiple of {_BIAS_ALIGNMENT}")
 
 
 def _check_range(what: str, ref: Ref, count: int, tensors: Mapping[str, Tensor]) -> None:

@@ -1,0 +1,112 @@
+"""Every family's fastest version beside PyTorch, eager and compiled, in one run on one GPU under one timer.
+
+    kbench sweep                                  # first: finds the fastest version and block size of each family
+    python3 benchmarks/families.py [FAMILY...] [--dtype bf16] [--preset default] [--json FILE]
+
+kbench's rows are proved and timed anew, through the same code as `kbench run`. PyTorch's operations
+(benchmarks/anchors.py) run on the same stream under kbench's own timer: cold L2, held stream, median. The claim is the
+ratio of the two medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from kbench.grammar import Target
+from kbench.results.best import load_best
+from kbench.results.schema import Row
+from kbench.selection import Selection
+from kbench.sweep import Bench, Options
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("families", nargs="*", help="all that PyTorch has, if none is named")
+    parser.add_argument("--dtype", help="each family's default, if left out")
+    parser.add_argument("--preset", default="default")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="where the sweep wrote best.json")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    options = parser.parse_args()
+    try:
+        import torch
+        from anchors import ANCHORS, DTYPES
+    except ImportError:
+        raise SystemExit("this benchmark needs PyTorch and Triton: pip install torch") from None
+    if not torch.cuda.is_available():
+        raise SystemExit("this benchmark needs a GPU")
+    names = options.families or list(ANCHORS)
+    if unknown := [name for name in names if name not in ANCHORS]:
+        raise SystemExit(f"there is nothing in PyTorch to compare {unknown[0]} with; there is for {', '.join(ANCHORS)}")
+
+    lines = []
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, cold L2, ms; ratio: best of PyTorch / kbench")
+    print(f"{'family':30s} {'dtype':5s} {'ver':>3s} {'kbench':>9s} {'eager':>9s} {'compiled':>9s} {'ratio':>6s}")
+    rows = list(_fastest(names, options.dtype, options.preset, options.results))
+    device = _device()
+    for row in rows:
+        if row.measurement is None:
+            print(f"{row.family:30s} {row.dtype:5s} {row.status}: {row.reason}")
+            continue
+        # A float32 product of PyTorch's stays in float32 unless it is told otherwise, as kbench's does.
+        torch.backends.cuda.matmul.allow_tf32 = row.dtype == "tf32"
+        operation = ANCHORS[row.family](row.sizes, DTYPES[row.dtype])
+        eager, compiled = _torch_ms(device, torch, operation), _torch_ms(device, torch, torch.compile(operation))
+        ours = row.measurement["median_ms"]
+        ratio = min(eager, compiled) / ours
+        line = f"{row.family:30s} {row.dtype:5s} {row.version:3d} {ours:9.4f} {eager:9.4f} {compiled:9.4f} {ratio:6.2f}"
+        print(line, flush=True)
+        figures = {"kbench": ours, "eager": eager, "compiled": compiled, "ratio": ratio, "version": row.version}
+        lines.append({"family": row.family, "dtype": row.dtype, "sizes": row.sizes, "block": row.block, **figures})
+        torch._dynamo.reset()
+        torch.cuda.empty_cache()
+    if options.json:
+        options.json.write_text(json.dumps(lines, indent=1))
+
+
+def _fastest(names: list[str], dtype: str | None, preset: str, results: Path) -> Iterator[Row]:
+    """The fastest version of each family, as the last sweep found it, proved and timed again."""
+    with Bench(Options(device="cuda"), lambda line: print(line, file=sys.stderr)) as bench:
+        kept = load_best(results)["gpus"].get(bench.device_name, {})
+        for name in names:
+            jobs = bench.jobs(Selection([Target(name)], "sweep", dtype=dtype, preset=preset))
+            entries: Any = kept.get(name, {}).get(jobs[0].dtype, {}).get("cold", {}).get(_problem(jobs[0].sizes), {})
+            proven = [entry["row"] for entry in entries.values()]
+            if not proven:
+                raise SystemExit(f"{results}/best.json has no row of {name} {jobs[0].dtype}: first `kbench sweep`")
+            best = min(proven, key=lambda row: float(row["measurement"]["median_ms"]))
+            wanted = [job for job in jobs if (job.version, job.block) == (best["version"], best["block"])]
+            yield from bench.rows(wanted)
+
+
+def _problem(sizes: Any) -> str:
+    return " ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def _device() -> Any:
+    from kbench.device.cuda.device import CudaDevice
+
+    return CudaDevice()
+
+
+def _torch_ms(device: Any, torch: Any, operation: Any) -> float:
+    """Median milliseconds of a PyTorch operation under kbench's timer."""
+    from kbench.device.base import Bound, Prepared
+    from kbench.measure.timer import time_plan
+
+    with torch.cuda.stream(torch.cuda.ExternalStream(device.stream.ptr)), torch.no_grad():
+        for _ in range(3):  # compiles, and fills PyTorch's own cache of memory
+            operation()
+        torch.cuda.synchronize()
+        runners = (lambda stream: operation(),)
+        bound = Bound(Prepared((), (), ()), SimpleNamespace(runners=runners))
+        return float(time_plan(device, bound).median_ms)
+
+
+if __name__ == "__main__":
+    main()
