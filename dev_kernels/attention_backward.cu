@@ -18,7 +18,8 @@
 //   8  + four rows per block, the longest first, 16 bytes per access, streaming loads
 //
 // Every version writes all of dpreatt, the zeros above the diagonal included, and uses att and datt at or below the
-// diagonal only. Rows are as long as T, whatever T is. Grids have one dimension: it alone may exceed 65535 blocks.
+// diagonal only. Elements are stored as float, __nv_bfloat16 or __half; products and sums are float. Rows are as long
+// as T, whatever T is. Grids have one dimension: it alone may exceed 65535 blocks.
 #include "common.cuh"
 
 constexpr int kMaxBlock = 1024;  // keeps a kernel that takes any block size below 65536 / 1024 registers
@@ -26,14 +27,15 @@ constexpr int kBatch = 4;        // products whose loads are under way at the sa
 
 // products[i] = att * datt at begin + i * step, 0 from `end` on. Chosen by value, not by branch, so that all loads
 // start before the first of them is waited for, in the last batch of a row, too.
-__device__ inline void load_products(float (&products)[kBatch], const float* __restrict__ att,
-                                     const float* __restrict__ datt, int begin, int step, int end) {
+template <class Element>
+__device__ inline void load_products(float (&products)[kBatch], const Element* __restrict__ att,
+                                     const Element* __restrict__ datt, int begin, int step, int end) {
     float a[kBatch], d[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
         const int t2 = begin + i * step;
-        a[i] = t2 < end ? att[t2] : 0.0f;
-        d[i] = t2 < end ? datt[t2] : 0.0f;
+        a[i] = t2 < end ? to_float(att[t2]) : 0.0f;
+        d[i] = t2 < end ? to_float(datt[t2]) : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) products[i] = a[i] * d[i];
@@ -43,25 +45,27 @@ __device__ inline void load_products(float (&products)[kBatch], const float* __r
 
 // Column t3 of one head. Threads of a warp have neighbouring columns and walk over the same rows in step, so they
 // read the same att[t, t2] at once, and what they write lies side by side.
-__device__ inline void column_of_head(float* __restrict__ dpreatt, const float* __restrict__ datt,
-                                      const float* __restrict__ att, int t3, int T, float scale) {
+template <class Element>
+__device__ inline void column_of_head(Element* __restrict__ dpreatt, const Element* __restrict__ datt,
+                                      const Element* __restrict__ att, int t3, int T, float scale) {
     for (int t = 0; t < T; ++t) {
         const Offset row = Offset(t) * T;
         float sum = 0.0f;  // stays 0 above the diagonal
         if (t3 <= t) {
-            const float att_t3 = att[row + t3];
+            const float att_t3 = to_float(att[row + t3]);
 #pragma unroll 8
             for (int t2 = 0; t2 <= t; ++t2) {
                 const float indicator = t2 == t3 ? 1.0f : 0.0f;
-                sum += att[row + t2] * (indicator - att_t3) * datt[row + t2];
+                sum += to_float(att[row + t2]) * (indicator - att_t3) * to_float(datt[row + t2]);
             }
         }
-        dpreatt[row + t3] = scale * sum;
+        dpreatt[row + t3] = from_float<Element>(scale * sum);
     }
 }
 
-__global__ void softmax_backward1(float* __restrict__ dpreatt, const float* __restrict__ datt,
-                                  const float* __restrict__ att, int heads, int T, float scale) {
+template <class Element>
+__global__ void softmax_backward1(Element* __restrict__ dpreatt, const Element* __restrict__ datt,
+                                  const Element* __restrict__ att, int heads, int T, float scale) {
     const int t3 = blockIdx.x * blockDim.x + threadIdx.x;
     if (t3 >= T) return;
     for (int head = 0; head < heads; ++head) {
@@ -70,8 +74,9 @@ __global__ void softmax_backward1(float* __restrict__ dpreatt, const float* __re
     }
 }
 
-__global__ void softmax_backward2(float* __restrict__ dpreatt, const float* __restrict__ datt,
-                                  const float* __restrict__ att, int T, float scale) {
+template <class Element>
+__global__ void softmax_backward2(Element* __restrict__ dpreatt, const Element* __restrict__ datt,
+                                  const Element* __restrict__ att, int T, float scale) {
     const int blocks_per_head = ceil_div(T, blockDim.x);
     const int t3 = (blockIdx.x % blocks_per_head) * blockDim.x + threadIdx.x;
     if (t3 >= T) return;
@@ -96,14 +101,17 @@ struct WarpPlace {
 
 // A warp that owns columns owns the rows of the same numbers, too, as far as they lie above the diagonal: zeros are
 // written along a row, where stores coalesce, and every element is still written once.
-__device__ inline void zero_right_of_diagonal(float* __restrict__ dpreatt, int first, int columns, int T) {
+template <class Element>
+__device__ inline void zero_right_of_diagonal(Element* __restrict__ dpreatt, int first, int columns, int T) {
+    const Element zero = from_float<Element>(0.0f);
     for (int t = first; t < min(first + columns, T); ++t) {
-        for (int t3 = t + 1 + lane_index(); t3 < T; t3 += kWarpSize) dpreatt[Offset(t) * T + t3] = 0.0f;
+        for (int t3 = t + 1 + lane_index(); t3 < T; t3 += kWarpSize) dpreatt[Offset(t) * T + t3] = zero;
     }
 }
 
-__global__ void softmax_backward3(float* __restrict__ dpreatt, const float* __restrict__ datt,
-                                  const float* __restrict__ att, int T, float scale) {
+template <class Element>
+__global__ void softmax_backward3(Element* __restrict__ dpreatt, const Element* __restrict__ datt,
+                                  const Element* __restrict__ att, int T, float scale) {
     const WarpPlace place(1, T);
     const int t3 = place.column;
     if (t3 >= T) return;
@@ -111,15 +119,15 @@ __global__ void softmax_backward3(float* __restrict__ dpreatt, const float* __re
 
     for (int t = t3; t < T; ++t) {
         const Offset row = Offset(t) * T;
-        const float att_t3 = att[row + t3];
+        const float att_t3 = to_float(att[row + t3]);
         float sum = 0.0f;
 #pragma unroll 8
         for (int t2 = lane_index(); t2 <= t; t2 += kWarpSize) {
             const float indicator = t2 == t3 ? 1.0f : 0.0f;
-            sum += att[row + t2] * (indicator - att_t3) * datt[row + t2];
+            sum += to_float(att[row + t2]) * (indicator - att_t3) * to_float(datt[row + t2]);
         }
         sum = warp_sum(sum);
-        if (lane_index() == 0) dpreatt[row + t3] = scale * sum;
+        if (lane_index() == 0) dpreatt[row + t3] = from_float<Element>(scale * sum);
     }
     zero_right_of_diagonal(dpreatt, t3, 1, T);
 }
@@ -127,7 +135,8 @@ __global__ void softmax_backward3(float* __restrict__ dpreatt, const float* __re
 constexpr int kColumns = 8;  // per warp: divides 32, so the columns of a warp lie in one stretch of 32
 
 // Sums over the lanes, one per column; lane k writes column first + k of row t, if that is not above the diagonal.
-__device__ inline void store_columns(float* __restrict__ row, const float (&sums)[kColumns], int first, int t,
+template <class Element>
+__device__ inline void store_columns(Element* __restrict__ row, const float (&sums)[kColumns], int first, int t,
                                      float scale) {
     float mine = 0.0f;
 #pragma unroll
@@ -136,12 +145,13 @@ __device__ inline void store_columns(float* __restrict__ row, const float (&sums
         if (lane_index() == k) mine = sum;  // a register cannot be indexed by the lane
     }
     const int t3 = first + lane_index();
-    if (lane_index() < kColumns && t3 <= t) row[t3] = scale * mine;
+    if (lane_index() < kColumns && t3 <= t) row[t3] = from_float<Element>(scale * mine);
 }
 
+template <class Element>
 __global__ void __launch_bounds__(kMaxBlock)
-softmax_backward4(float* __restrict__ dpreatt, const float* __restrict__ datt, const float* __restrict__ att, int T,
-                  float scale) {
+softmax_backward4(Element* __restrict__ dpreatt, const Element* __restrict__ datt, const Element* __restrict__ att,
+                  int T, float scale) {
     const WarpPlace place(kColumns, T);
     const int first = place.column;
     if (first >= T) return;
@@ -152,12 +162,12 @@ softmax_backward4(float* __restrict__ dpreatt, const float* __restrict__ datt, c
         float att_t3[kColumns], sums[kColumns];
 #pragma unroll
         for (int k = 0; k < kColumns; ++k) {
-            att_t3[k] = first + k <= t ? att[row + first + k] : 0.0f;
+            att_t3[k] = first + k <= t ? to_float(att[row + first + k]) : 0.0f;
             sums[k] = 0.0f;
         }
 #pragma unroll 4
         for (int t2 = lane_index(); t2 <= t; t2 += kWarpSize) {
-            const float product = att[row + t2] * datt[row + t2];
+            const float product = to_float(att[row + t2]) * to_float(datt[row + t2]);
 #pragma unroll
             for (int k = 0; k < kColumns; ++k) {
                 if (first + k > t) continue;
@@ -170,9 +180,10 @@ softmax_backward4(float* __restrict__ dpreatt, const float* __restrict__ datt, c
     zero_right_of_diagonal(dpreatt, first, kColumns, T);
 }
 
+template <class Element>
 __global__ void __launch_bounds__(kMaxBlock)
-softmax_backward5(float* __restrict__ dpreatt, const float* __restrict__ datt, const float* __restrict__ att, int T,
-                  float scale) {
+softmax_backward5(Element* __restrict__ dpreatt, const Element* __restrict__ datt, const Element* __restrict__ att,
+                  int T, float scale) {
     const WarpPlace place(kColumns, T);
     const int first = place.column;
     if (first >= T) return;
@@ -184,7 +195,7 @@ softmax_backward5(float* __restrict__ dpreatt, const float* __restrict__ datt, c
         float att_t3[kColumns], sums[kColumns];
 #pragma unroll
         for (int k = 0; k < kColumns; ++k) {
-            att_t3[k] = att[row + min(first + k, t)];  // columns above the diagonal get a value that is never used
+            att_t3[k] = to_float(att[row + min(first + k, t)]);  // above the diagonal a value that is never used
             sums[k] = 0.0f;
         }
         const auto subtract_products = [&](int begin, int end) {
@@ -200,7 +211,7 @@ softmax_backward5(float* __restrict__ dpreatt, const float* __restrict__ datt, c
         };
         subtract_products(0, stretch);
         const int near = stretch + lane_index();
-        const float product = near <= t ? att[row + near] * datt[row + near] : 0.0f;
+        const float product = near <= t ? to_float(att[row + near]) * to_float(datt[row + near]) : 0.0f;
 #pragma unroll
         for (int k = 0; k < kColumns; ++k) sums[k] += product * ((near == first + k ? 1.0f : 0.0f) - att_t3[k]);
         subtract_products(stretch + kWarpSize, t + 1);
@@ -212,10 +223,10 @@ softmax_backward5(float* __restrict__ dpreatt, const float* __restrict__ datt, c
 // ------------------------------------------------------------------------------------- 6 to 8: a block per row(s)
 
 // One row; each thread has the columns threadIdx.x, threadIdx.x + BlockSize, ...
-template <int BlockSize>
+template <class Element, int BlockSize>
 __global__ void __launch_bounds__(BlockSize)
-softmax_backward6(float* __restrict__ dpreatt, const float* __restrict__ datt, const float* __restrict__ att, int T,
-                  float scale) {
+softmax_backward6(Element* __restrict__ dpreatt, const Element* __restrict__ datt, const Element* __restrict__ att,
+                  int T, float scale) {
     constexpr int kPacket = Packet<float>::size;
     alignas(16) __shared__ float products[BlockSize];
     const int t = blockIdx.x % T;
@@ -223,12 +234,12 @@ softmax_backward6(float* __restrict__ dpreatt, const float* __restrict__ datt, c
 
     for (int first3 = 0; first3 < T; first3 += BlockSize) {
         const int t3 = first3 + threadIdx.x;
-        const float att_t3 = t3 <= t ? att[row + t3] : 0.0f;
+        const float att_t3 = t3 <= t ? to_float(att[row + t3]) : 0.0f;
         float sums[kPacket] = {};  // independent chains, so that additions overlap
         // Columns of a tile that begins above the diagonal are all 0: `first3 <= t` is the same for all threads.
         for (int first2 = 0; first3 <= t && first2 <= t; first2 += BlockSize) {
             const int t2 = first2 + threadIdx.x;
-            const float product = t2 <= t ? att[row + t2] * datt[row + t2] : 0.0f;
+            const float product = t2 <= t ? to_float(att[row + t2]) * to_float(datt[row + t2]) : 0.0f;
             __syncthreads();  // the tile before this one has been read by everybody
             products[threadIdx.x] = product;
             __syncthreads();
@@ -241,14 +252,17 @@ softmax_backward6(float* __restrict__ dpreatt, const float* __restrict__ datt, c
             }
             if (first2 == first3) sums[0] += product;  // here t2 == t3 is possible, and true for the own product
         }
-        if (t3 < T) dpreatt[row + t3] = t3 <= t ? scale * ((sums[0] + sums[1]) + (sums[2] + sums[3])) : 0.0f;
+        if (t3 < T) {
+            const float sum = t3 <= t ? scale * ((sums[0] + sums[1]) + (sums[2] + sums[3])) : 0.0f;
+            dpreatt[row + t3] = from_float<Element>(sum);
+        }
     }
 }
 
-template <int BlockSize>
+template <class Element, int BlockSize>
 __global__ void __launch_bounds__(BlockSize)
-softmax_backward7(float* __restrict__ dpreatt, const float* __restrict__ datt, const float* __restrict__ att, int T,
-                  float scale) {
+softmax_backward7(Element* __restrict__ dpreatt, const Element* __restrict__ datt, const Element* __restrict__ att,
+                  int T, float scale) {
     const int t = blockIdx.x % T;
     const Offset row = Offset(blockIdx.x) * T;
     float sum = 0.0f;
@@ -260,104 +274,124 @@ softmax_backward7(float* __restrict__ dpreatt, const float* __restrict__ datt, c
     sum = block_sum<BlockSize>(sum);
 #pragma unroll 4
     for (int t3 = threadIdx.x; t3 < T; t3 += BlockSize) {
-        dpreatt[row + t3] = t3 <= t ? scale * att[row + t3] * (datt[row + t3] - sum) : 0.0f;
+        const float result = t3 <= t ? scale * to_float(att[row + t3]) * (to_float(datt[row + t3]) - sum) : 0.0f;
+        dpreatt[row + t3] = from_float<Element>(result);
     }
 }
 
-constexpr int kRows = 4;  // per block. As many as a packet holds, so that the diagonal lies in one packet per row.
-static_assert(kRows == Packet<float>::size, "the diagonal of the rows must fill one packet of columns");
+constexpr int kRows = 4;  // per block
 
-// Four rows by four columns.
+// Four rows of a packet each: four columns of fp32, eight of 16-bit types. Where rows do not begin at 16-byte
+// addresses, elements move one by one, and only the first four columns are used. As the number of columns is a multiple
+// of four, the diagonal of the rows lies in one tile.
+template <class Element>
 struct Tile {
-    Packet<float> row[kRows];
+    Packet<Element> row[kRows];
 };
 
-// The tile at `columns` of the rows that begin at `rows`. On the diagonal what lies above it is replaced by 0; `count`
-// rows exist. Aligned: T is a multiple of 4, so every row begins at a 16-byte address.
-template <bool Aligned>
-__device__ inline Tile load_tile(const float* __restrict__ rows, int columns, bool diagonal, int count, int T) {
-    Tile tile;
+template <class Element, bool Aligned>
+constexpr int kTileColumns = Aligned ? Packet<Element>::size : kRows;
+
+// The tile at `column` of the rows that begin at `rows`. Row r is used up to element r + `reach` of the tile: on the
+// diagonal, what lies behind that is replaced by 0; `count` rows exist. Aligned: T is a multiple of a packet, so every
+// row begins at a 16-byte address.
+template <bool Aligned, class Element>
+__device__ inline Tile<Element> load_tile(const Element* __restrict__ rows, int column, bool diagonal, int reach,
+                                          int count, int T) {
+    constexpr int kWidth = kTileColumns<Element, Aligned>;
+    const Element zero = from_float<Element>(0.0f);
+    Tile<Element> tile;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-        const float* address = rows + (r * T + columns);
+        const Element* address = rows + (r * T + column);
         if constexpr (Aligned) {
             tile.row[r] = load_packet_streaming(address);
         } else {
 #pragma unroll
-            for (int c = 0; c < kRows; ++c) {
-                tile.row[r][c] = r < count && (!diagonal || c <= r) ? __ldcs(address + c) : 0.0f;
+            for (int c = 0; c < kWidth; ++c) {
+                tile.row[r][c] = r < count && (!diagonal || c <= r + reach) ? __ldcs(address + c) : zero;
             }
         }
 #pragma unroll
-        for (int c = r + 1; c < kRows; ++c) tile.row[r][c] = diagonal ? 0.0f : tile.row[r][c];
+        for (int c = r + 1; c < kWidth; ++c) {
+            tile.row[r][c] = diagonal && c > r + reach ? zero : tile.row[r][c];
+        }
     }
     return tile;
 }
 
 // Ordinary stores: the next GEMM reads dpreatt, and begins with what the last blocks have written.
-template <bool Aligned>
-__device__ inline void store_tile(float* __restrict__ rows, const Tile& tile, int columns, int count, int T) {
+template <bool Aligned, class Element>
+__device__ inline void store_tile(Element* __restrict__ rows, const Tile<Element>& tile, int column, int count, int T) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-        float* address = rows + (r * T + columns);
+        Element* address = rows + (r * T + column);
         if constexpr (Aligned) {
             store_packet(address, tile.row[r]);
         } else {
 #pragma unroll
-            for (int c = 0; c < kRows; ++c) {
-                if (r < count && columns + c < T) address[c] = tile.row[r][c];
+            for (int c = 0; c < kTileColumns<Element, Aligned>; ++c) {
+                if (r < count && column + c < T) address[c] = tile.row[r][c];
             }
         }
     }
 }
 
-// Rows 4 * group to 4 * group + 3 of one head. Seen in tiles, tile p < group lies below the diagonal, tile `group` on
-// it, the later ones above.
-template <int BlockSize, bool Aligned>
+// Rows 4 * group to 4 * group + 3 of one head. Seen in tiles, tile p < diagonal lies below the diagonal, tile
+// `diagonal` on it, the later ones above.
+template <class Element, int BlockSize, bool Aligned>
 __global__ void __launch_bounds__(BlockSize)
-softmax_backward8(float* __restrict__ dpreatt, const float* __restrict__ datt, const float* __restrict__ att, int T,
-                  float scale) {
+softmax_backward8(Element* __restrict__ dpreatt, const Element* __restrict__ datt, const Element* __restrict__ att,
+                  int T, float scale) {
+    constexpr int kWidth = kTileColumns<Element, Aligned>;
+    // Whether a thread's first tiles stay in registers. The compiler keeps them as floats: of 16-bit types, they are
+    // too many for the 64 registers of each of 1024 threads.
+    constexpr bool kKept = sizeof(Element) == sizeof(float) || BlockSize < kMaxBlock;
     // The last rows, which are the longest, go first, so that no long row is left over at the end. The last heads go
     // first, too: the GEMM before wrote their datt last, so it is still in L2.
-    const int groups = ceil_div(T, kRows);
+    const int groups = ceil_div(T, kRows), tiles = ceil_div(T, kWidth);
     const unsigned place = gridDim.x - 1 - blockIdx.x;
     const int group = place % groups;
     const int count = min(kRows, T - group * kRows);
+    const int diagonal = group * kRows / kWidth, reach = group * kRows % kWidth;
     const Offset rows = (Offset(place / groups) * T + group * kRows) * T;
     dpreatt += rows, datt += rows, att += rows;
     const int thread = threadIdx.x;
 
-    for (int p = group + 1 + thread; p < groups; p += BlockSize) {
-        store_tile<Aligned>(dpreatt, Tile{}, p * kRows, count, T);
+    for (int p = diagonal + 1 + thread; p < tiles; p += BlockSize) {
+        store_tile<Aligned>(dpreatt, Tile<Element>{}, p * kWidth, count, T);
     }
 
-    // From the last tile of this thread to its first, which stays in registers for the second pass.
-    Tile a = {}, d = {};
+    // From the last tile of this thread to its first, which is kept for the second pass.
+    Tile<Element> a = {}, d = {};
     float sums[kRows] = {};
-    const int last = thread + (group - thread) / BlockSize * BlockSize;
-    for (int p = group < thread ? -1 : last; p >= thread; p -= BlockSize) {
-        a = load_tile<Aligned>(att, p * kRows, p == group, count, T);
-        d = load_tile<Aligned>(datt, p * kRows, p == group, count, T);
+    const int last = thread + (diagonal - thread) / BlockSize * BlockSize;
+    for (int p = diagonal < thread ? -1 : last; p >= thread; p -= BlockSize) {
+        a = load_tile<Aligned>(att, p * kWidth, p == diagonal, reach, count, T);
+        d = load_tile<Aligned>(datt, p * kWidth, p == diagonal, reach, count, T);
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-            for (int c = 0; c < kRows; ++c) sums[r] += a.row[r][c] * d.row[r][c];
+            for (int c = 0; c < kWidth; ++c) sums[r] += to_float(a.row[r][c]) * to_float(d.row[r][c]);
         }
     }
     block_sum<BlockSize>(sums);
 
-    for (int p = thread; p <= group; p += BlockSize) {
-        if (p > thread) {
-            a = load_tile<Aligned>(att, p * kRows, p == group, count, T);
-            d = load_tile<Aligned>(datt, p * kRows, p == group, count, T);
+    for (int p = thread; p <= diagonal; p += BlockSize) {
+        if (!kKept || p > thread) {
+            a = load_tile<Aligned>(att, p * kWidth, p == diagonal, reach, count, T);
+            d = load_tile<Aligned>(datt, p * kWidth, p == diagonal, reach, count, T);
         }
-        Tile result;
+        Tile<Element> result;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-            for (int c = 0; c < kRows; ++c) result.row[r][c] = scale * a.row[r][c] * (d.row[r][c] - sums[r]);
+            for (int c = 0; c < kWidth; ++c) {
+                const float factor = scale * to_float(a.row[r][c]);
+                result.row[r][c] = from_float<Element>(factor * (to_float(d.row[r][c]) - sums[r]));
+            }
         }
-        store_tile<Aligned>(dpreatt, result, p * kRows, count, T);
+        store_tile<Aligned>(dpreatt, result, p * kWidth, count, T);
     }
 }
 

@@ -28,13 +28,14 @@ from kbench.family import (
     normal,
 )
 
-DTYPES = ("fp32", "tf32")
+DTYPES = ("fp32", "tf32", "bf16", "fp16")
 
 # Elements of attention matrices that are worked on at once in numpy: 8 MB in float64, so temporaries stay in the cache.
 SLICE = 1 << 20
 
 # The two kernels that only move data are the same in all versions; the block size of a version is not theirs.
 LAYOUT_BLOCK = 256
+PACKET = {"fp32": 4, "bf16": 8, "fp16": 8}  # elements of 16 bytes
 ROWS_PER_BLOCK = 4  # of softmax_backward8
 COLUMNS_PER_WARP = 8  # of softmax_backward4 and 5
 WARP = 32
@@ -104,13 +105,35 @@ class _Bounds:
     1e8 elements is 6. A single product has at most 4 u, less than half of what both parts allow.
     Errors that an operand brings along are independent, too, and add up in the same way. For structured inputs
     nothing is independent: sums of magnitudes take the place of roots of sums of squares.
+
+    What is stored in 16 bits has a relative error of up to u, of which the check counts one for each output. One more
+    is allowed, so that a right version, whose errors do reach u, stays below 60% of its bound. Where the stored number
+    goes on into sums, its error is spread evenly, with a standard deviation of 0.6 u: `STORED` u are 7 of them.
     """
 
     BIAS = 2.0
     SPREAD = 8.0
+    STORED = 4.0
+    # Below this magnitude, the spacing of a type stays the same.
+    SMALLEST_NORMAL = {"fp16": 2.0**-14, "bf16": 2.0**-126}
 
-    def __init__(self, error: ErrorModel, xp: Any):
+    def __init__(self, problem: Problem, error: ErrorModel, xp: Any):
         self.error, self.xp = error, xp
+        # fp32 is rounded to with every operation, which is counted as such.
+        self.stored = error.storage if problem.storage != "fp32" else 0.0
+        self.smallest = self.SMALLEST_NORMAL.get(problem.storage, 0.0)
+
+    def rounded(self, magnitude: Array) -> Array:
+        """Error of numbers that are stored. An exact zero has none."""
+        return self.stored * (magnitude + self.smallest * (magnitude > 0)) if self.stored else 0.0
+
+    def carried(self, error: Array, rounded: Array) -> Array:
+        """Of numbers with an `error`, and `rounded` to storage besides: what sums over them have to expect."""
+        if not self.stored:
+            return error
+        if self.error.structured:
+            return error + rounded
+        return self.xp.sqrt(error * error + (self.STORED * rounded) ** 2)
 
     def accumulated(self, terms: int, magnitude: Array) -> Array:
         """Error of adding `terms` products in fp32: `magnitude` is the sum of their magnitudes. Each product may be
@@ -157,7 +180,7 @@ def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel,
         "datt": xp.empty((heads, T, T)), "dpreatt": xp.empty((heads, T, T)), "dqkvr": xp.empty((3, heads, T, HS)),
     }  # fmt: skip
     bounds = {name: xp.empty(value.shape, xp.float32) for name, value in values.items()}
-    of = _Bounds(error, xp)
+    of = _Bounds(problem, error, xp)
     scale = 1.0 / math.sqrt(HS)
     for h in _slices(heads, T):
         part = (
@@ -197,20 +220,27 @@ def _some_heads(dout: Array, qkv: Array, att: Array, scale: float, out: Any, of:
     q, k, v, dout = (abs(part).astype(single) for part in (q, k, v, dout))
     att = att.astype(single)
     spread = of.gemm(dout, v.transpose(turned))
-    datt_bound[...] = spread + of.bias(1, datt)
     magnitude = abs(datt).astype(single)
-    row_error = of.row_sum(att, spread)
+    rounded = of.rounded(magnitude)
+    datt_bound[...] = spread + rounded + of.bias(1, datt)
+    carried = of.carried(spread, rounded)
     row_magnitude = xp.einsum("htu,htu->ht", att, magnitude)[..., None]
     # Versions that add up att * (indicator - att) * datt term by term round each factor of a term: 4 more roundings.
-    spread += row_error
-    spread += of.accumulated(T, magnitude + row_magnitude) + 4.0 * of.error.fp32 * (magnitude + row_magnitude)
-    spread *= att
-    spread *= scale
-    dpreatt_bound[...] = spread + of.bias(1, dpreatt)
+    further = of.accumulated(T, magnitude + row_magnitude) + 4.0 * of.error.fp32 * (magnitude + row_magnitude)
+    further += of.row_sum(att, carried)
+    att_scaled = att * single(scale)
+    carried = (carried + further) * att_scaled
+    further += spread
+    further += 2.0 * rounded  # the stored datt comes in once: allowed twice over, as above
+    further *= att_scaled
     magnitude = abs(dpreatt).astype(single)
-    dqkv_bound[0] = of.gemm(magnitude, k, spread) + of.bias(2, dqkv[0])
-    dqkv_bound[1] = of.gemm(magnitude.transpose(turned), q, spread.transpose(turned)) + of.bias(2, dqkv[1])
+    rounded = of.rounded(magnitude)
+    dpreatt_bound[...] = further + rounded + of.bias(1, dpreatt)
+    carried = of.carried(carried, rounded)
+    dqkv_bound[0] = of.gemm(magnitude, k, carried) + of.bias(2, dqkv[0])
+    dqkv_bound[1] = of.gemm(magnitude.transpose(turned), q, carried.transpose(turned)) + of.bias(2, dqkv[1])
     dqkv_bound[2] = of.gemm(att.transpose(turned), dout) + of.bias(1, dqkv[2])
+    dqkv_bound += of.rounded(abs(dqkv).astype(single))
 
 
 # ------------------------------------------------------------------------------------------------ plans
@@ -256,7 +286,9 @@ def _pipeline(softmax: Softmax) -> Callable[[Problem, int, Props], tuple[Step, .
 
 def _layout(kernel: str, problem: Problem, per_token: int, args: tuple[str | int, ...]) -> Launch:
     """Move `per_token` elements of each token: 16 bytes per access where a head's elements fill such packets."""
-    packet = 4 if (problem["C"] // problem["NH"]) % 4 == 0 else 1
+    packet = PACKET[problem.storage]
+    if problem["C"] // problem["NH"] % packet:
+        packet = 1
     block = min(LAYOUT_BLOCK, WARP * _ceil_div(per_token // packet, WARP))
     return Launch(f"{kernel}<{problem.c_type}, {packet}>", (problem["B"] * problem["T"],), (block,), args)
 
@@ -268,7 +300,7 @@ def _softmax(problem: Problem, kernel: str, blocks: int, block: int, *sizes: int
 
 def _softmax1(problem: Problem, block: int) -> Launch:
     heads = problem["B"] * problem["NH"]
-    return _softmax(problem, "softmax_backward1", _ceil_div(problem["T"], block), block, heads)
+    return _softmax(problem, f"softmax_backward1<{problem.c_type}>", _ceil_div(problem["T"], block), block, heads)
 
 
 def _softmax_by_columns(kernel: str, threads: int, columns: int) -> Softmax:
@@ -276,22 +308,24 @@ def _softmax_by_columns(kernel: str, threads: int, columns: int) -> Softmax:
 
     def launch(problem: Problem, block: int) -> Launch:
         blocks_per_head = _ceil_div(problem["T"], block // threads * columns)
-        return _softmax(problem, kernel, problem["B"] * problem["NH"] * blocks_per_head, block)
+        blocks = problem["B"] * problem["NH"] * blocks_per_head
+        return _softmax(problem, f"{kernel}<{problem.c_type}>", blocks, block)
 
     return launch
 
 
 def _softmax_by_row(kernel: str) -> Softmax:
     def launch(problem: Problem, block: int) -> Launch:
-        return _softmax(problem, f"{kernel}<{block}>", problem["B"] * problem["NH"] * problem["T"], block)
+        blocks = problem["B"] * problem["NH"] * problem["T"]
+        return _softmax(problem, f"{kernel}<{problem.c_type}, {block}>", blocks, block)
 
     return launch
 
 
 def _softmax8(problem: Problem, block: int) -> Launch:
-    aligned = "true" if problem["T"] % ROWS_PER_BLOCK == 0 else "false"
+    aligned = "true" if problem["T"] % PACKET[problem.storage] == 0 else "false"
     blocks = problem["B"] * problem["NH"] * _ceil_div(problem["T"], ROWS_PER_BLOCK)
-    return _softmax(problem, f"softmax_backward8<{block}, {aligned}>", blocks, block)
+    return _softmax(problem, f"softmax_backward8<{problem.c_type}, {block}, {aligned}>", blocks, block)
 
 
 IDEAS: tuple[tuple[str, Softmax], ...] = (
@@ -332,9 +366,10 @@ CHECK_SHAPES = (
     _shape(1, 96, 24, 3, "a multiple of 32 that is no power of two"),
     _shape(3, 97, 2, 1, "prime length, one head, batches"),
     _shape(1, 129, 1, 1, "one past 128, head size 1"),
-    _shape(1, 132, 8, 1, "aligned rows, one packet of four past 128"),
+    _shape(1, 132, 8, 1, "rows of 132: aligned in fp32, one packet of four past 128, but not in 16 bits"),
+    _shape(1, 136, 16, 1, "aligned rows in 16 bits, too, one packet of eight past 128"),
     _shape(1, 257, 3, 1, "a long odd row", (1, 2, 3, 4, 5), 128),
-    _shape(1, 1024, 4, 1, "a long row: several tiles per thread", (6, 7, 8), 128),
+    _shape(1, 1024, 4, 1, "a long row: several tiles per thread", (6, 7, 8), 64),
 )
 
 FAMILY = Family(

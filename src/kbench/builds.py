@@ -37,7 +37,9 @@ class Builds:
 
     def module(self, source: Source, kernels: Sequence[str], arch: str) -> Any:
         """The compiled kernels. Where a joint compilation fails, these kernels are tried alone, so that one
-        broken instantiation costs its own rows only."""
+        broken instantiation costs its own rows only. None for a plan of libraries' steps alone."""
+        if not kernels:
+            return None
         for module in self.modules[source.digest, arch]:
             if module.kernels.issuperset(kernels):
                 try:

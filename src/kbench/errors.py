@@ -55,6 +55,10 @@ class LibraryMissing(CannotRunError):
     """An optional library that one version is built on is not installed: the version is skipped by name."""
 
 
+class GpusMissing(CannotRunError):
+    """A step over several GPUs, where there are fewer: such a check shape is skipped by name."""
+
+
 class CompileError(KbenchError):
     """A `.cu` does not compile, or lacks a kernel that a plan names.
 

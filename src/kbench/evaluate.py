@@ -28,6 +28,7 @@ from kbench.device.worker import Channel, Message
 from kbench.errors import (
     CannotRunError,
     CompileError,
+    GpusMissing,
     KbenchError,
     KernelFault,
     LaunchRefused,
@@ -90,6 +91,8 @@ class Evaluator:
         match request["do"]:
             case "describe":
                 return {"kind": self.device.kind, "device": self.device.describe()}
+            case "ceilings":
+                return self.ceilings()
             case "jobs":
                 with self.channel.limit(_PLAN_SECONDS, "loading the family files"):
                     jobs = Selection.from_dict(request["select"]).jobs(self.catalog, self.device.kind)
@@ -100,6 +103,13 @@ class Evaluator:
                 row = self.row(Job(**request["job"]))
                 return {"row": row.to_dict(), "lost": self.lost}
         raise ValueError(f"unknown request {request['do']!r}")
+
+    def ceilings(self) -> dict[str, Any]:
+        """What the GPU can do at most, from the cache or measured now."""
+        from kbench.measure.ceilings import measured_ceilings
+
+        with self.channel.limit(_HOST_SECONDS, "measuring the GPU's ceilings"):
+            return measured_ceilings(cast("CudaDevice", self.device), self.channel.note).to_dict()
 
     def announce(self, jobs: list[Job]) -> None:
         """Start compiling for these jobs, and computing their references, ahead of their turn."""
@@ -137,11 +147,11 @@ class Evaluator:
                 smallest = self._smallest_failing(family, job)
                 row.smaller = self._command(smallest) if smallest is not None else ""
         except Exception as error:
-            self._record(error, row)
+            self._record(error, row, job.purpose)
         row.seconds = time.perf_counter() - started
         return row
 
-    def _record(self, error: Exception, row: Row) -> None:
+    def _record(self, error: Exception, row: Row, purpose: str) -> None:
         """Write what stopped a row into it."""
         row.measurement = None
         fault = _lost_context(error) or error
@@ -155,6 +165,8 @@ class Evaluator:
             case CompileError():
                 row.status, row.reason, row.details = "invalid", str(fault), fault.log.splitlines()
             case LibraryMissing():
+                row.status, row.reason = "skipped", str(fault)
+            case GpusMissing() if purpose == "check":  # a family's check shapes are for machines of any size
                 row.status, row.reason = "skipped", str(fault)
             case CannotRunError():
                 row.status, row.reason = "unable", str(fault)
@@ -171,6 +183,7 @@ class Evaluator:
         if subject.refusal:
             row.status, row.reason = "refused", subject.refusal
             return
+        row.traffic, row.flops = subject.traffic, subject.flops
         if version.gpu_only and self.device.kind == "emulator":
             row.status, row.reason = "skipped", f"the emulator cannot run it: {version.gpu_only}"
             return
@@ -219,6 +232,7 @@ class Evaluator:
 
         bound = self.device.bind(prepared, buffers.by_name)
         device = cast("CudaDevice", self.device)
+        device.distribute(bound)  # once: what other GPUs have of the inputs does not change
         return time_plan(device, bound, buffers.restore, on_launch=restart).to_dict()
 
     def _keep(self, case: Case) -> Case:
@@ -254,10 +268,12 @@ class Evaluator:
                 tensors = checked_tensors(family.tensors(problem))
                 if version.scratch is not None:
                     tensors = (*tensors, *checked_tensors(version.scratch(problem, job.block, self.device.props)))
+                traffic = float(family.least_traffic(problem))
+                flops = float(family.flops(problem)) if family.flops is not None else None
             except Exception as error:
                 what = f"the plan of {job.family} version {job.version} fails: {describe_fault(error, path)}"
                 raise UsageError(what) from error
-        return Subject(problem, "", plan, tensors)
+        return Subject(problem, "", plan, tensors, traffic, flops)
 
     def _source(self, family: Family, number: int) -> Source:
         return load_source(Path(family.sources[number]), (kernel_folder(),))
@@ -284,12 +300,14 @@ def case_cache_bytes() -> int:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a job is about, once the family file has been asked."""
+    """What a job is about, once the family file has been asked. traffic: bytes that any version has to move."""
 
     problem: Problem
     refusal: str
     plan: tuple[Step, ...] = ()
     tensors: tuple[Tensor, ...] = ()
+    traffic: float | None = None
+    flops: float | None = None
 
 
 def _open_device(kind: str, time_limit: float, workers: int | None) -> Device:

@@ -230,7 +230,8 @@ class Gemm:
     "fp32" multiplies in full fp32, "tf32" rounds the operands to 10 mantissa bits.
 
     bias: a tensor of out's dtype with one element per column of out, added to every row; "" adds nothing.
-    gelu: whether GELU in its tanh form is applied last. Both are the GEMM's epilogue: what it stores is rounded once.
+    gelu: whether GELU in its tanh form is applied last. Both are the epilogue; a library may still round to the type of
+        out before it.
     """
 
     a: Matrix

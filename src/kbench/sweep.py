@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from kbench.device.worker import Worker, WorkerLost
-from kbench.errors import CannotRunError, KernelFault, UsageError
+from kbench.errors import CannotRunError, KbenchError, KernelFault, UsageError
 from kbench.jobs import Job
 from kbench.results.schema import Row
 from kbench.selection import Selection
@@ -77,6 +77,24 @@ class Bench:
         rule of the family.
         """
         return [Job(**job) for job in self._call({"do": "jobs", "select": asdict(selection)})]
+
+    def ceilings(self) -> dict[str, Any] | None:
+        """What the card can do at most (`kbench.measure.ceilings.Ceilings` as a dict), measured once in its life.
+
+        None without a GPU; also, with a note, where measuring fails: rows need none of it.
+        """
+        if self.device_kind != "cuda":
+            return None
+        try:
+            found: dict[str, Any] = self._call({"do": "ceilings"})
+            return found
+        except (WorkerLost, KernelFault) as error:
+            self._drop_worker()
+            why = str(error)
+        except KbenchError as error:
+            why = str(error)
+        self._note(f"the card's ceilings could not be measured: {why}")
+        return None
 
     def rows(self, jobs: Sequence[Job]) -> Iterator[Row]:
         """Run the jobs, one row each. A version's failure is its row, never an exception."""

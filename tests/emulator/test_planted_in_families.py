@@ -27,9 +27,7 @@ def bugs_of(family: str) -> dict[str, Bug]:
     return bugs
 
 
-PLANTED = [
-    pytest.param(name, words, id=f"{name}: {words}") for name in load_catalog().names for words in bugs_of(name)
-]
+PLANTED = [pytest.param(name, words, id=f"{name}: {words}") for name in load_catalog().names for words in bugs_of(name)]
 
 
 @pytest.mark.parametrize("name, words", PLANTED)
@@ -41,7 +39,7 @@ def test_a_planted_bug_is_found(name: str, words: str) -> None:
         case = runner.case(dict(bug.sizes), bug.dtype or runner.family.dtypes[0], seed=6)
         right = runner.prove(version, bug.block, case)
         assert right is not None
-        assert_proved(right, version, "without the bug")
+        assert_proved(right, version, case, "without the bug")
         wrong = runner.prove(version, bug.block, case, runner.broken(bug.old, bug.new))
         assert wrong is not None and not wrong.passed and wrong.reason()
     finally:

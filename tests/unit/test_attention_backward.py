@@ -19,6 +19,7 @@ import pytest
 
 from kbench.catalog import kernel_folder, load_catalog
 from kbench.check.bound import final_bound
+from kbench.device.dtypes import numpy_dtype
 from kbench.family import (
     Array,
     ErrorModel,
@@ -51,13 +52,14 @@ def problem(sizes: Sizes, dtype: str = "fp32") -> Problem:
 
 
 def draw(of: Problem, seed: int = 0) -> dict[str, Array]:
-    """Inputs rounded to fp32, as float64: what the reference gets."""
+    """Inputs rounded to their type, as float64: what the reference gets."""
     rng = np.random.default_rng(seed)
     drawn: dict[str, Array] = {}
     for tensor in FAMILY.tensors(of):
         if tensor.role == "in":
             assert tensor.draw is not None
-            drawn[tensor.name] = np.float64(np.float32(tensor.draw(rng, tensor.shape, drawn)))
+            values = np.asarray(tensor.draw(rng, tensor.shape, drawn))
+            drawn[tensor.name] = values.astype(numpy_dtype(tensor.dtype)).astype(np.float64)
     return drawn
 
 
@@ -175,11 +177,14 @@ def rounded(values: Array) -> Array:
     return cut((bits + np.uint32(0x0FFF) + ((bits >> np.uint32(13)) & np.uint32(1))).view(np.float32))
 
 
-OPERANDS: dict[str, list[Callable[[Array], Array]]] = {"fp32": [np.ascontiguousarray], "tf32": [cut, rounded]}
+OPERANDS: dict[str, list[Callable[[Array], Array]]] = {
+    "fp32": [np.ascontiguousarray], "tf32": [cut, rounded], "bf16": [np.ascontiguousarray],
+    "fp16": [np.ascontiguousarray],
+}  # fmt: skip
 
 
 def right_version(of: Problem, inputs: dict[str, Array], operand: Callable[[Array], Array]) -> dict[str, Array]:
-    """All outputs in fp32, term by term as versions 1 to 6 do it, GEMM operands as `operand` makes them."""
+    """All outputs as stored, term by term in fp32 as versions 1 to 6 do it, GEMM operands as `operand` makes them."""
     B, T, C, NH = (of[name] for name in ("B", "T", "C", "NH"))
     HS = C // NH
     q, k, v = inputs["qkvr"].astype(np.float32)
@@ -189,17 +194,20 @@ def right_version(of: Problem, inputs: dict[str, Array], operand: Callable[[Arra
     def gemm(a: Array, b: Array) -> Array:
         return np.matmul(operand(a), operand(b))
 
+    def stored(a: Array) -> Array:
+        return a.astype(numpy_dtype(of.storage)).astype(np.float32)
+
     def turned(a: Array) -> Array:
         return a.transpose(0, 1, 3, 2)
 
-    datt = gemm(dout, turned(v))
+    datt = stored(gemm(dout, turned(v)))
     products = att * np.tril(datt)
     dpreatt = np.zeros_like(datt)
     for t2 in range(T):  # one running fp32 sum per element, in the order of t2
         indicator = np.float32(np.arange(T) == t2)
         dpreatt += products[..., t2, None] * (indicator - att)
-    dpreatt = np.tril(dpreatt) * np.float32(1.0 / math.sqrt(HS))
-    dqkvr = np.stack([gemm(dpreatt, k), gemm(turned(dpreatt), q), gemm(turned(att), dout)])
+    dpreatt = stored(np.tril(dpreatt) * np.float32(1.0 / math.sqrt(HS)))
+    dqkvr = stored(np.stack([gemm(dpreatt, k), gemm(turned(dpreatt), q), gemm(turned(att), dout)]))
     dinp = dqkvr.transpose(1, 3, 0, 2, 4).reshape(B, T, 3 * C)
     return {"dvaccum": dout, "datt": datt, "dpreatt": dpreatt, "dqkvr": dqkvr, "dinp": dinp}
 
@@ -267,10 +275,11 @@ def test_zeros_above_the_diagonal_of_dpreatt_must_be_exact(dtype: str) -> None:
     assert (np.asarray(expected.bound)[..., ~above] > 0.0).all()
 
 
-def test_tf32_allows_more_than_fp32() -> None:
+@pytest.mark.parametrize("dtype", ["tf32", "bf16", "fp16"])
+def test_fewer_bits_allow_more(dtype: str) -> None:
     inputs = draw(problem((1, 40, 16, 2)))
-    fp32, tf32 = (reference(problem((1, 40, 16, 2), dtype), inputs)["dinp"].bound for dtype in FAMILY.dtypes)
-    assert (np.asarray(tf32) > 10 * np.asarray(fp32)).all()
+    fp32, fewer = (reference(problem((1, 40, 16, 2), name), inputs)["dinp"].bound for name in ("fp32", dtype))
+    assert (np.asarray(fewer) > 10 * np.asarray(fp32)).all()
 
 
 # ------------------------------------------------------------------------------------------------ plans
@@ -377,9 +386,10 @@ def test_no_registers_are_spilled_and_all_block_sizes_fit(tmp_path: Path) -> Non
     names = dict.fromkeys(
         (kernel, block)
         for sizes in ((4, 1024, 768, 12), (1, 97, 2, 1))
+        for dtype in ("fp32", "bf16")
         for version in FAMILY.versions
         for block in version.blocks
-        for kernel in kernels_of(version.plan(problem(sizes), block, PROPS[0]))
+        for kernel in kernels_of(version.plan(problem(sizes, dtype), block, PROPS[0]))
     )
     used = "\n".join(f"pointers[{i}] = (const void*)&{name};" for i, (name, _) in enumerate(names))
     text = f'#include "{SOURCE}"\nvoid use(const void** pointers) {{\n{used}\n}}\n'
@@ -392,6 +402,6 @@ def test_no_registers_are_spilled_and_all_block_sizes_fit(tmp_path: Path) -> Non
         spilled = re.search(r"(\d+) bytes spill stores", entry)
         registers = re.search(r"Used (\d+) registers", entry)
         assert spilled is not None and int(spilled[1]) == 0, name
-        template = re.search(r"ILi(\d+)", name)
+        template = re.search(r"Li(\d+)E", name)
         largest = int(template[1]) if template and "softmax" in name else 1024 if "softmax" in name else 256
         assert registers is not None and int(registers[1]) * largest <= 65536, name

@@ -393,3 +393,47 @@ def test_a_verdict_names_what_explains_the_rest_first():
     assert Verdict((wrong,), findings[:1]).reason() == "out: 3 of 10 elements wrong"
     assert "out: 3 of 10 elements wrong" in Verdict((wrong,), findings).details()
     assert not Verdict((), findings[:1]).passed
+
+
+class SharingDevice(FakeDevice):
+    """Another GPU has the second half of `out`: it is poisoned, computed and fetched with the first half."""
+
+    def __init__(self):
+        super().__init__(("",))
+        self.log, self.far = [], np.zeros(COUNT // 2, np.float32)
+        self.computes = True
+
+    def distribute(self, bound):
+        self.log.append("distribute")
+        self.far[:] = bound.native["out"].array[COUNT // 2 :]
+
+    def enqueue(self, bound, stream=None, schedule=""):
+        self.log.append("enqueue")
+        super().enqueue(bound, stream, schedule)
+        if self.computes:
+            self.far[:] = bound.native["out"].array[COUNT // 2 :]
+
+    def collect(self, bound):
+        self.log.append("collect")
+        bound.native["out"].array[COUNT // 2 :] = self.far
+
+
+def test_what_other_gpus_compute_is_judged_too():
+    proof = Proof(double, SharingDevice())
+    assert proof.prove().passed
+    assert proof.device.log == ["distribute", "enqueue", "collect"] * 2
+    proof.device.computes = False
+    verdict = proof.prove()
+    (out,) = [output for output in verdict.outputs if output.name == "out"]
+    assert not out.passed and out.kind == "unwritten" and out.wrong == COUNT // 2
+
+
+def test_a_fault_on_another_gpu_that_only_a_wrong_kernel_has_is_a_finding():
+    proof = Proof(double, SharingDevice())
+
+    def fault(bound):
+        raise KernelFault("out-of-bounds", "rank 1: writes outside its row")
+
+    proof.device.collect = fault
+    verdict = proof.prove()
+    assert not verdict.passed and "rank 1: writes outside its row" in verdict.reason()

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from column_major import FakeApi, fake_library
-from kbench.device.cuda.gemm import PreparedGemm, operands
+from column_major import DESC, EPILOGUE, FakeApi, fake_library
+from kbench.device.base import Buffer
+from kbench.device.cuda.gemm import PreparedGemm, bias_operand, operands
+from kbench.device.emulator.steps import check_step, run_step
 from kbench.errors import KernelFault, LaunchRefused
-from kbench.family import Gemm, Matrix, Tensor
+from kbench.family import Gemm, Matrix, Ref, Tensor
 
 
 def tensor(name: str, count: int, dtype: str = "fp32") -> Tensor:
@@ -51,12 +53,46 @@ def test_against_numpy(transpose_a: bool, transpose_b: bool, batch: int, beta: f
     # Aligned addresses are the device's business; here any will do.
     addresses = {name: array.ctypes.data for name, array in memory.items()}
     left, right, result = (addresses[o.tensor] + o.offset for o in (gemm.left, gemm.right, gemm.out))
-    gemm.runner(left, right, result, gemm.algo, 0, 0)(0)
+    gemm.runner(left, right, result, 0, gemm.algo, 0, 0)(0)
 
     expected = before.copy()
     views = (members(memory["a"], a, batch), members(memory["b"], b, batch), members(expected, out, batch))
     for x, y, z in zip(*views, strict=True):
         z[...] = 2.0 * (x @ y) + (beta * z if beta else 0.0)
+    np.testing.assert_allclose(memory["out"], expected, rtol=1e-5, atol=1e-5)
+
+
+def gelu(x: Any) -> Any:
+    return 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)))
+
+
+@pytest.mark.parametrize(
+    ("bias", "with_gelu", "batch"),
+    list(itertools.product(["", "bias", Ref("bias", 8)], [False, True], [1, 3])),
+)
+def test_epilogues_against_numpy_and_the_emulator(bias: str | Ref, with_gelu: bool, batch: int) -> None:
+    m, n, k = 5, 7, 3
+    a, b, out = (stored(*shape, False, name, batch) for shape, name in (((m, k), "a"), ((k, n), "b"), ((m, n), "out")))
+    rng = np.random.default_rng(2)
+    memory = {name: rng.standard_normal(400).astype(np.float32) for name in ("a", "b", "out", "bias")}
+    step = Gemm(a, b, out, "fp32", alpha=2.0, beta=-0.5, batch=batch, bias=bias, gelu=with_gelu)
+    tensors = {name: tensor(name, 400) for name in memory}
+
+    expected, emulated = memory["out"].copy(), {name: array.copy() for name, array in memory.items()}
+    first = 0 if not bias else bias.offset if isinstance(bias, Ref) else 0
+    views = (members(memory["a"], a, batch), members(memory["b"], b, batch), members(expected, out, batch))
+    for x, y, z in zip(*views, strict=True):
+        sums = 2.0 * (x @ y) - 0.5 * z + (memory["bias"][first : first + n] if bias else 0.0)
+        z[...] = gelu(sums) if with_gelu else sums
+
+    check_step(step, tensors)
+    run_step(step, {name: Buffer(tensors[name], emulated[name], 0) for name in memory})
+    np.testing.assert_allclose(emulated["out"], expected, rtol=1e-5, atol=1e-5)
+
+    gemm = PreparedGemm(fake_library(), step, list(tensors.values()))
+    addresses = [memory[o.tensor].ctypes.data + o.offset for o in (gemm.left, gemm.right, gemm.out)]
+    address = memory["bias"].ctypes.data + gemm.bias.offset if gemm.bias else 0
+    gemm.runner(*addresses, address, gemm.algo, 0, 0)(0)
     np.testing.assert_allclose(memory["out"], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -83,6 +119,87 @@ def test_what_does_not_fit_is_refused(step: Gemm, tensors: list[Tensor], words: 
         operands(step, tensors)
 
 
+BIASED = replace(STEP, bias="bias")
+
+
+@pytest.mark.parametrize(
+    ("bias", "dtype", "words"),
+    [
+        (Ref("other"), "fp32", "names the tensor 'other'"),
+        (Ref("bias", 16), "fp32", "elements 16 to 18 of tensor bias, which has 17"),
+        (Ref("bias", 2), "fp32", "8 bytes into tensor bias, which is not a multiple of 16"),
+        (Ref("bias"), "bf16", "output's type fp32, bias holds bf16"),
+    ],
+)
+def test_a_bias_that_does_not_fit_is_refused(bias: Ref, dtype: str, words: str) -> None:
+    tensors = [*TENSORS, tensor("bias", 17, dtype)]
+    with pytest.raises(LaunchRefused, match=words):
+        bias_operand(replace(STEP, bias=bias), tensors)
+    with pytest.raises(LaunchRefused):  # and where no GPU is, too
+        check_step(replace(STEP, bias=bias), {tensor.name: tensor for tensor in tensors})
+
+
+def test_each_binding_has_its_own_bias() -> None:
+    """The address of the bias is part of a descriptor: bindings must not share one."""
+    library = fake_library()
+    gemm = PreparedGemm(library, BIASED, [*TENSORS, tensor("bias", 2)])
+    memory = {name: np.full(32, value, np.float32) for name, value in (("a", 1.0), ("b", 2.0), ("out", 0.0))}
+    biases = [np.array([10.0, 20.0], np.float32), np.array([-1.0, -2.0], np.float32)]
+    parts = [memory[operand.tensor].ctypes.data for operand in (gemm.left, gemm.right, gemm.out)]
+    runners = [gemm.runner(*parts, bias.ctypes.data, gemm.algo, 0, 0) for bias in biases]
+    for _ in range(2):
+        for run, bias in zip(runners, biases, strict=True):
+            run(0)
+            np.testing.assert_array_equal(memory["out"][:8].reshape(4, 2), 16.0 + np.tile(bias, (4, 1)))
+    assert len(library.api.objects) == 4 + 2
+    del run, runners
+    gc.collect()
+    assert len(library.api.objects) == 4
+
+
+def test_bindings_without_a_bias_share_the_descriptor() -> None:
+    library = fake_library()
+    gemm = PreparedGemm(library, replace(STEP, gelu=True), TENSORS)
+    gemm.bind(lambda name: 4096, 0)
+    assert len(library.api.objects) == 4
+    assert [fields["EPILOGUE"] for fields in library.api.objects.values() if "EPILOGUE" in fields] == [EPILOGUE.GELU]
+
+
+def test_the_heuristic_is_told_of_the_epilogue_and_how_the_bias_is_aligned() -> None:
+    library = fake_library()
+    gemm = PreparedGemm(library, replace(STEP, bias=Ref("bias", 4), gelu=True), [*TENSORS, tensor("bias", 6)])
+    (desc,) = [fields for fields in library.api.objects.values() if "EPILOGUE" in fields]
+    assert (desc["EPILOGUE"], desc["BIAS_POINTER"]) == (EPILOGUE.GELU_BIAS, 16)
+    assert str(gemm).endswith("batch=1 epilogue GELU_BIAS")
+
+
+def test_a_misplaced_bias_buffer_is_refused_when_it_is_bound() -> None:
+    gemm = PreparedGemm(fake_library(), BIASED, [*TENSORS, tensor("bias", 2)])
+    gemm.bind(lambda name: 4096, 0)
+    with pytest.raises(LaunchRefused, match="tensor bias is not aligned to 256 bytes"):
+        gemm.bind(lambda name: 4096 + 16 * (name == "bias"), 0)
+
+
+def test_the_librarys_own_names_and_types() -> None:
+    """What the fake stands for: nvmath's enums, which need no GPU."""
+    api = pytest.importorskip("nvmath.bindings.cublasLt")
+    assert {member.name for member in EPILOGUE} <= {member.name for member in api.Epilogue}
+    assert {member.name for member in DESC} <= {member.name for member in api.MatmulDescAttribute}
+    assert {"MASK", "COMPUTE_TYPE"} <= {member.name for member in api.ReductionScheme}
+    sizes = {"EPILOGUE": 4, "BIAS_DATA_TYPE": 4, "BIAS_POINTER": 8}
+    for name, size in sizes.items():
+        attribute = api.MatmulDescAttribute[name]
+        assert np.dtype(api.get_matmul_desc_attribute_dtype(attribute)).itemsize == size
+
+
+@pytest.mark.parametrize(("out", "mask"), [("fp32", "MASK"), ("bf16", "COMPUTE_TYPE")])
+def test_parts_of_a_split_sum_are_not_added_up_in_16_bits(out: str, mask: str) -> None:
+    library = fake_library()
+    tensors = [tensor("a", 32, "bf16"), tensor("b", 16, "bf16"), tensor("out", 8, out)]
+    PreparedGemm(library, replace(STEP, compute="bf16"), tensors).candidates(8, 4096)
+    assert library.api.preferred["REDUCTION_SCHEME_MASK"] == library.api.ReductionScheme[mask]
+
+
 def test_bf16_may_be_written_as_fp32() -> None:
     step = replace(STEP, compute="bf16")
     operands(step, [tensor("a", 32, "bf16"), tensor("b", 16, "bf16"), tensor("out", 8)])
@@ -95,7 +212,8 @@ def test_the_alignment_that_is_promised_is_that_of_the_offset() -> None:
     gemm.candidates(8, 4096)
     # cuBLASLt's A is our b.
     alignments = {f"MIN_ALIGNMENT_{k}_BYTES": v for k, v in {"A": 8, "B": 256, "C": 64, "D": 64}.items()}
-    assert library.api.preferred == {"MAX_WORKSPACE_BYTES": 4096, **alignments}
+    mask = {"REDUCTION_SCHEME_MASK": library.api.ReductionScheme.MASK}
+    assert library.api.preferred == {"MAX_WORKSPACE_BYTES": 4096, **alignments, **mask}
 
 
 def test_a_tensor_that_is_not_aligned_is_refused() -> None:
@@ -134,10 +252,14 @@ def test_the_key_tells_what_matters() -> None:
     library = fake_library()
 
     def key(step: Gemm) -> dict[str, Any]:
-        return PreparedGemm(library, step, [replace(t, shape=(400,)) for t in TENSORS]).key
+        return PreparedGemm(library, step, [replace(t, shape=(400,)) for t in (*TENSORS, tensor("bias", 2))]).key
 
     same = replace(STEP, a=replace(STEP.a, offset=64), alpha=3.0)
     assert key(same) == key(STEP)
+    assert key(BIASED) == key(replace(BIASED, bias=Ref("bias", 64)))
+    assert key(BIASED) != key(replace(BIASED, bias=Ref("bias", 4)))
+    keys = [key(replace(STEP, bias=bias, gelu=gelu)) for bias in ("", "bias") for gelu in (False, True)]
+    assert all(keys.count(each) == 1 for each in keys)
     for other in (
         replace(STEP, compute="tf32"),
         replace(STEP, beta=1.0),

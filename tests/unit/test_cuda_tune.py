@@ -1,6 +1,10 @@
 """Which algorithm a GEMM gets: measured, remembered in this process and on disk, re-measured when in doubt."""
 
+import ctypes
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +16,8 @@ from kbench.errors import LaunchRefused
 from kbench.family import Gemm, Matrix, Tensor
 
 STEP = Gemm(Matrix("a", 4, 8), Matrix("b", 8, 2), Matrix("out", 4, 2), "fp32")
-TENSORS = [Tensor(name, (count,), "fp32", "scratch") for name, count in (("a", 32), ("b", 16), ("out", 8))]
+TENSORS = [Tensor(name, (count,), "fp32", "scratch") for name, count in (("a", 32), ("b", 16), ("out", 8), ("bias", 2))]
+BIASED = replace(STEP, bias="bias", gelu=True)
 PLENTY = 1 << 40
 
 
@@ -112,3 +117,58 @@ def test_the_earlier_of_equals_is_taken(times: list[float], index: int) -> None:
 def test_if_nothing_can_be_launched_it_is_refused() -> None:
     with pytest.raises(LaunchRefused):
         tune.fastest([INFINITE, INFINITE])
+
+
+# -------------------------------------------------------------------------------------------- epilogues
+
+
+def test_an_epilogue_is_measured_on_its_own(bench: Bench) -> None:
+    for step in (STEP, replace(STEP, bias="bias"), replace(STEP, gelu=True), BIASED):
+        bench.choose(step=step)
+    assert bench.measured == 4
+    bench.choose(step=BIASED)
+    assert bench.measured == 4
+
+
+class HostCuda:
+    """As much of cupy.cuda as measuring needs, on host memory."""
+
+    def __init__(self) -> None:
+        self.memories: list[Any] = []
+        self.runtime = SimpleNamespace(memcpyAsync=self._copy, memcpyHostToDevice=1)
+        self.Event = lambda: SimpleNamespace(record=lambda stream: None)
+
+    def alloc(self, size: int) -> Any:
+        memory = (ctypes.c_char * (size + 256))()
+        self.memories.append(memory)
+        start = -(-ctypes.addressof(memory) // 256) * 256
+        return SimpleNamespace(ptr=start, mem=SimpleNamespace(size=size), memset_async=lambda *args: None)
+
+    def get_elapsed_time(self, before: Any, after: Any) -> float:
+        return 1.0
+
+    def _copy(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
+        ctypes.memmove(target, source, size)
+
+
+def test_candidates_are_measured_with_a_bias_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = HostCuda()
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    library = fake_library()
+    gemm = PreparedGemm(library, BIASED, TENSORS)
+    pointers = []
+    matmul = library.api.matmul
+
+    def recorded(*args: Any) -> None:
+        pointers.append(library.api.objects[args[1]]["BIAS_POINTER"])
+        matmul(*args)
+
+    monkeypatch.setattr(library.api, "matmul", recorded)
+    candidates = [(gemm.algo, 0), (gemm.algo, 0)]
+    stream = SimpleNamespace(ptr=0, synchronize=lambda: None)
+    assert tune._measure(gemm, candidates, 1024, stream) == [1.0, 1.0]
+    assert len(set(pointers)) == 1 and pointers[0] % 256 == 0
+    assert gemm.bias is not None and gemm.bias.span == 8
+    without = PreparedGemm(library, STEP, TENSORS)
+    extra = tune._scratch_bytes(gemm, candidates, 1024) - tune._scratch_bytes(without, candidates, 1024)
+    assert extra == gemm.bias.span + gemm.bias.alignment

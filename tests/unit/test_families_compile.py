@@ -51,6 +51,7 @@ def test_every_kernel_compiles(name: str, number: int, arch: str) -> None:
     assert set(cubin.infos) == set(wanted)
     for kernel, info in cubin.infos.items():
         assert info.registers is not None and 0 < info.registers <= 255, kernel
+        assert not info.spill_bytes, f"{kernel} spills {info.spill_bytes} bytes of registers"
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")

@@ -108,3 +108,29 @@ def test_the_child_ends_when_its_parent_is_killed():
             return
         time.sleep(0.1)
     pytest.fail(f"the child {pid} outlived its parent")
+
+
+def test_several_children_work_at_once(child, notes):
+    other = Worker("worker_handler:make", {"greeting": "good day"}, notes.append)
+    for each in (child, other):
+        each.post({"do": "greet", "with": {"name": "warp"}})
+    assert [each.answer() for each in (child, other)] == ["hello, warp", "good day, warp"]
+    other.close()
+
+
+def test_a_child_that_was_killed_is_a_loss_whatever_is_asked(child):
+    assert child.call({"do": "greet", "with": {"name": "warp"}}) and child.alive
+    child.kill()
+    assert not child.alive
+    for ask in (child.answer, lambda: child.post({"do": "greet"}), lambda: child.call({"do": "greet"})):
+        with pytest.raises(WorkerLost, match="SIGKILL"):
+            ask()
+
+
+def test_a_child_inherits_open_files_under_their_numbers(notes, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(HELPERS))
+    with (tmp_path / "shared").open("w+") as file:
+        heir = Worker("worker_handler:make", {"greeting": ""}, notes.append, (file.fileno(),))
+        heir.call({"do": "write", "with": {"descriptor": file.fileno(), "text": "from the child"}})
+        heir.close()
+        assert file.read() == "from the child"

@@ -128,11 +128,14 @@ class _Trial:
         self.launches.append(launch)
         if alias not in self._bounds:
             self._bounds[alias] = self.buffers.bind(self.prepared, alias)
+        bound = self._bounds[alias]
         self.buffers.reset(self.case, poison)
         try:
+            self.device.distribute(bound)
             with self.guard():
-                self.device.enqueue(self._bounds[alias], schedule=schedule)
+                self.device.enqueue(bound, schedule=schedule)
                 self.device.synchronize()
+            self.device.collect(bound)
         except KernelFault as fault:
             if fault.row_status != "fail" or fault.context_lost:
                 raise

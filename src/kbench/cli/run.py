@@ -86,7 +86,8 @@ def _not_run(row: Row) -> KbenchError | None:
     if row.status == "refused":
         return UsageError(f"{what} refuses this: {row.reason}", f"`kbench list {row.family}` shows what it takes")
     if row.status == "skipped":
-        return CannotRunError(f"{what} cannot run on this device: {row.reason}", "it needs --device cuda")
+        hint = "it needs --device cuda" if row.device == "emulator" else ""
+        return CannotRunError(f"{what} cannot run on this device: {row.reason}", hint)
     if row.status == "unable":
         return CannotRunError(f"cannot run here: {row.reason}")
     return None

@@ -131,6 +131,8 @@ def run_rows(
         session.seed, session.planned = bench.seed, Counter((job.family, job.version) for job in jobs)
         if bench.fallback:
             screen.note(_fallback(bench.fallback, selection, jobs))
+        if selection.mode == "sweep" and (ceilings := bench.ceilings()) is not None:
+            session.device["ceilings"] = ceilings
         names = [f"{job.family}:{job.version} {_sizes(job)} block {job.block}" for job in jobs]
         recorder: AbstractContextManager[Recorder | None] = record(session) if record else nullcontext()
         with recorder as sink, screen.progress(names) as advance:

@@ -12,11 +12,14 @@ from kbench.cli import options as o
 from kbench.cli.failures import show_reasons
 from kbench.cli.screen import Screen
 from kbench.cli.session import NO_TIMES, Session, describe, run_rows
+from kbench.cli.summary import show_summary
 from kbench.cli.table import Column
 from kbench.grammar import parse_block_sizes, parse_sizes, parse_targets
+from kbench.measure.ceilings import Ceilings
 from kbench.results.best import contest, load_best, median, ties, update_best, winners
 from kbench.results.schema import Row
 from kbench.results.store import RunWriter, require_writable
+from kbench.results.summary import summarise, write_summary
 from kbench.results.tables import (
     by_family,
     by_problem,
@@ -108,24 +111,33 @@ def sweep(
 def _finish(session: Session, writer: RunWriter, screen: Screen) -> None:
     """Tables on the screen and on disk, and the winners into best.json."""
     best = winners(session.rows)
+    families = by_family(session.rows)
+    ceilings = Ceilings.from_dict(session.device.get("ceilings") or Ceilings().to_dict())
+    # One family's table shows as much by itself; without times there is nothing to sum up.
+    summary = summarise(session.rows, ceilings) if session.timed and len(families) > 1 else []
     screen.document(
         "sweep",
         session.document(
             run=str(writer.path),
             winners=[{"family": r.family, "version": r.version, "block": r.block, **r.sizes} for r in best.values()],
+            summary=[asdict(line) for line in summary],
         ),
     )
-    for rows in by_family(session.rows).values():
+    for rows in families.values():
         for group in by_problem(rows):
             _table(session, group, screen)
     if not session.timed:
         screen.say(f"{NO_TIMES}, so there is no winner\n")
     write_tables(writer.folder, writer.id, session.rows)
+    if summary:
+        write_summary(writer.folder, writer.id, summary)
     screen.say(f"records: {writer.path}")
     screen.say(f"tables:  {writer.folder / 'tables' / writer.id}")
     if session.timed:  # also without a winner: a row may have proven a kept one wrong
         changed = update_best(writer.folder, session.rows, writer.id)
         screen.say(f"best:    {writer.folder / 'best.json'} (changed: {changed})")
+    if summary:
+        show_summary(summary, ceilings, screen)
 
 
 def _table(session: Session, rows: Sequence[Row], screen: Screen) -> None:

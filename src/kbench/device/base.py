@@ -55,7 +55,7 @@ class KernelInfo:
 class Prepared:
     """A plan with everything done that is not work: compiled, loaded, limits checked, GEMM algorithms chosen.
 
-    infos: one per kernel of the plan. workspace: bytes that GEMMs need. native: the device's own.
+    infos: one per kernel of the plan. workspace: bytes that libraries need. native: the device's own.
     """
 
     plan: tuple[Step, ...]
@@ -138,6 +138,14 @@ class Device(ABC):
     @abstractmethod
     def enqueue(self, bound: Bound, stream: Any = None, schedule: str = "") -> None:
         """Queue all steps of a plan; the emulator has run them when this returns."""
+
+    def distribute(self, bound: Bound) -> None:
+        """Before a launch: other GPUs that take part in it get their share of what the buffers hold."""
+        return None
+
+    def collect(self, bound: Bound) -> None:
+        """After a launch that was waited for: the buffers get what other GPUs made of their share."""
+        return None
 
     @abstractmethod
     def synchronize(self) -> None:

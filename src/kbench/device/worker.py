@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -55,17 +55,18 @@ class Worker:
     """A child process that serves requests one at a time.
 
     target: "module:function" that is called in the child as `function(channel, **options)` and returns a
-    Handler. note: called with each line that the child wants shown to the user.
+    Handler. note: called with each line that the child wants shown to the user. descriptors: open files that the
+    child inherits under the same numbers.
     """
 
-    def __init__(self, target: str, options: Message, note: Callable[[str], None]):
+    def __init__(self, target: str, options: Message, note: Callable[[str], None], descriptors: Sequence[int] = ()):
         self._note = note
         ours, theirs = socket.socketpair()
         self._pipe = Connection(ours.detach())
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "kbench.device.worker", target, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *descriptors),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what kernels print must not mix with tables or JSON on stdout
                 env=_child_environment(),
@@ -77,11 +78,37 @@ class Worker:
 
         Raises KbenchError as it was raised in the child, or WorkerLost if the child ended or passed its deadline.
         """
+        self.post(request)
+        return self.answer()
+
+    def post(self, request: Message) -> None:
+        """Send a request whose result `answer` fetches later. Raises WorkerLost if the child has ended."""
+        self._require_open()
         try:
             self._pipe.send_bytes(json.dumps(request).encode())
+        except (BrokenPipeError, ConnectionResetError):
+            raise WorkerLost(self.epitaph()) from None
+
+    def answer(self) -> Any:
+        """Wait for the result of the request that was posted; raises as `call` does."""
+        self._require_open()
+        try:
             return self._wait()
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            raise WorkerLost(self._epitaph()) from None
+            raise WorkerLost(self.epitaph()) from None
+
+    def _require_open(self) -> None:
+        if self._pipe.closed:  # the child was killed
+            raise WorkerLost(self.epitaph())
+
+    @property
+    def connection(self) -> Connection:
+        """Readable as soon as there is an answer, or the child has ended: for waiting on several children."""
+        return self._pipe
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
 
     def _wait(self) -> Any:
         deadline, doing = None, ""
@@ -101,7 +128,8 @@ class Worker:
             else:
                 return message["result"]
 
-    def _epitaph(self) -> KernelFault:
+    def epitaph(self) -> KernelFault:
+        """How the child ended; waits until it has."""
         code = self._process.wait()
         if code < 0:
             with contextlib.suppress(ValueError):

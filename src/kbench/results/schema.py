@@ -2,6 +2,7 @@
 
 History of the schema (the first line of a run file holds its number):
 1  first version: header with device, options and command; rows as `Row`.
+2  rows have `traffic` and `flops`; the device of a sweep on a GPU has `ceilings` (of `kbench.measure.ceilings`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from kbench.errors import Exit
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # What became of a row, and the exit status that it stands for.
 STATUSES = {
@@ -42,6 +43,7 @@ class Row:
         "samples_ms": [...], "warmups": n, "overhead_ms", "note"} or None: always None on the emulator.
     kernels: [{"name", "grid", "block", "shared", "registers", "static_shared", "local_bytes"}] of the plan.
     overridden: --rtol/--atol replaced the bound: such a row can never win or be a baseline.
+    traffic: bytes that any version has to read and write. flops: what the family counts, None where it counts none.
     seconds: wall time that the row took, of all its parts.
     """
 
@@ -64,6 +66,8 @@ class Row:
     params: dict[str, int] = field(default_factory=dict)
     cache_mode: str = "cold"
     overridden: bool = False
+    traffic: float | None = None
+    flops: float | None = None
     seconds: float = 0.0
 
     @property

@@ -104,13 +104,17 @@ def write_tables(folder: Path, run_id: str, rows: Sequence[Row]) -> list[Path]:
 
     Raises CannotRunError where they cannot be written.
     """
+    tables = {family: frame(mine) for family, mine in by_family(rows).items()}
+    return [path for family, table in tables.items() for path in write_table(folder, run_id, family, table)]
+
+
+def write_table(folder: Path, run_id: str, name: str, table: pd.DataFrame) -> list[Path]:
+    """Write `tables/ID/NAME.csv` and `.md` below the results folder; returns the paths. Raises CannotRunError."""
     written = []
-    for family, mine in by_family(rows).items():
-        table = frame(mine)
-        for suffix, text in ((".csv", table.to_csv(index=False)), (".md", markdown(table))):
-            path = folder / TABLES / run_id / (family + suffix)
-            replace_text(path, text)
-            written.append(path)
+    for suffix, text in ((".csv", table.to_csv(index=False)), (".md", markdown(table))):
+        path = folder / TABLES / run_id / (name + suffix)
+        replace_text(path, text)
+        written.append(path)
     return written
 
 
@@ -147,6 +151,8 @@ def _facts(row: Row, best: Row | None) -> dict[str, Any]:
         "local_bytes": _largest(row, "local_bytes"),
         "shared": _largest(row, "shared"),
         "kernels": " + ".join(kernel["name"] for kernel in row.kernels) or None,
+        "traffic": row.traffic,
+        "flops": row.flops,
         "overridden": row.overridden or None,
         "seed": row.seed,
         "device": row.device,

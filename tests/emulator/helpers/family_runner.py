@@ -20,6 +20,9 @@ from kbench.source import Source, load_source
 # No right version may use more of its bound, or the bound says nothing about the next compiler or GPU.
 LARGEST_USE = 0.6
 
+# Except where rounding to the output's own type is nearly all of the bound, and the nearest number may use all of that.
+_ROUNDED_COARSELY = ("bf16", "fp16")
+
 
 class FamilyRunner:
     """One family on one emulator; kernels are compiled together by `compile`, else at their first use."""
@@ -48,7 +51,7 @@ class FamilyRunner:
             for version, block in self.pairs(shape, dtype, one_block)
             for kernel in kernels_of(version.plan(Problem(shape.sizes, dtype), block, self.device.props))
         }
-        self._all = self.device.build(self._source(), tuple(kernels))
+        self._all = self.device.build(self._source(), tuple(kernels)) if kernels else None
         self._held = frozenset(kernels)
 
     def case(self, shape: CheckShape | dict[str, int], dtype: str, seed: int, structured: bool = False) -> Case:
@@ -75,6 +78,8 @@ class FamilyRunner:
         return replace(source, path=Path("broken.cu"), text=source.text.replace(old, new))
 
     def _module(self, kernels: tuple[str, ...], source: Source | None) -> Any:
+        if not kernels:
+            return None  # a plan of library calls
         if source is None and self._held.issuperset(kernels):
             return self._all
         if source is not None:
@@ -87,10 +92,11 @@ class FamilyRunner:
         return load_source(kernel_folder() / f"{self.family.name}.cu")
 
 
-def assert_proved(verdict: Verdict, version: Version, what: str) -> None:
+def assert_proved(verdict: Verdict, version: Version, case: Case, what: str) -> None:
     """Passed, well within the bound, and as deterministic as the version claims."""
     assert verdict.passed, f"{what}: {verdict.reason()}"
     assert verdict.deterministic or not version.claims_deterministic, what
     for output in verdict.outputs:
         assert output.used is not None, f"{what}: {output.name}"
-        assert output.used <= LARGEST_USE, f"{what}: {output.name} uses {output.used} of its bound"
+        if case.tensors[output.name].dtype not in _ROUNDED_COARSELY:
+            assert output.used <= LARGEST_USE, f"{what}: {output.name} uses {output.used} of its bound"

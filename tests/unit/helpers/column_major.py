@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 # Numbers of our own: the code under test must take them from the library's enums.
-DESC = enum.IntEnum("MatmulDescAttribute", ["TRANSB", "TRANSA"])
+DESC = enum.IntEnum("MatmulDescAttribute", ["TRANSB", "TRANSA", "BIAS_DATA_TYPE", "BIAS_POINTER", "EPILOGUE"])
 LAYOUT = enum.IntEnum("MatrixLayoutAttribute", ["STRIDED_BATCH_OFFSET", "BATCH_COUNT"])
 PREFERENCE = enum.IntEnum(
     "MatmulPreferenceAttribute",
     [
+        "REDUCTION_SCHEME_MASK",
         "MAX_WORKSPACE_BYTES",
         "MIN_ALIGNMENT_D_BYTES",
         "MIN_ALIGNMENT_C_BYTES",
@@ -22,6 +23,8 @@ PREFERENCE = enum.IntEnum(
         "MIN_ALIGNMENT_A_BYTES",
     ],
 )
+EPILOGUE = enum.IntEnum("Epilogue", {"GELU_BIAS": 70, "GELU": 71, "BIAS": 72, "DEFAULT": 73})
+REDUCTION = enum.IntEnum("ReductionScheme", {"COMPUTE_TYPE": 80, "MASK": 81})
 OPERATION = enum.IntEnum("Operation", {"N": 40, "T": 41})
 COMPUTE = enum.IntEnum("ComputeType", {"COMPUTE_32F": 50, "COMPUTE_32F_FAST_TF32": 51})
 TYPE = enum.IntEnum("CudaDataType", {"CUDA_R_32F": 60, "CUDA_R_16BF": 61, "CUDA_R_16F": 62})
@@ -36,6 +39,7 @@ class FakeApi:
 
     cuBLASLtError = Refused
     MatmulDescAttribute, MatrixLayoutAttribute, MatmulPreferenceAttribute = DESC, LAYOUT, PREFERENCE
+    Epilogue, ReductionScheme = EPILOGUE, REDUCTION
     matmul_algo_dtype = np.dtype([("data_", "<u8", (8,))])
     matmul_heuristic_result_dtype = np.dtype(
         [
@@ -62,7 +66,8 @@ class FakeApi:
         del self.objects[handle]
 
     def matmul_desc_create(self, compute: int, scale: int) -> int:
-        return self._make(compute=COMPUTE(compute), scale=TYPE(scale), TRANSA=40, TRANSB=40)
+        defaults = {"TRANSA": OPERATION.N, "TRANSB": OPERATION.N, "EPILOGUE": EPILOGUE.DEFAULT, "BIAS_POINTER": 0}
+        return self._make(compute=COMPUTE(compute), scale=TYPE(scale), **defaults)
 
     def matrix_layout_create(self, kind: int, rows: int, cols: int, ld: int) -> int:
         assert ld >= rows, "the leading dimension of a column-major matrix spans its rows"
@@ -89,7 +94,7 @@ class FakeApi:
         self._set(PREFERENCE, *args)
 
     def get_matmul_desc_attribute_dtype(self, attribute: int) -> Any:
-        return np.int32
+        return {DESC.BIAS_POINTER: np.int64, DESC.EPILOGUE: np.uint32}.get(DESC(attribute), np.int32)
 
     def get_matrix_layout_attribute_dtype(self, attribute: int) -> Any:
         return np.int64 if attribute == LAYOUT.STRIDED_BATCH_OFFSET else np.int32
@@ -126,7 +131,19 @@ class FakeApi:
             left = left.T if flags["TRANSA"] == OPERATION.T else left
             right = right.T if flags["TRANSB"] == OPERATION.T else right
             before = scale[1] * out if scale[1] else 0.0  # beta 0: what is there is not read
-            out[...] = scale[0] * (left @ right) + before
+            out[...] = self._epilogue(flags, scale[0] * (left @ right) + before)
+
+    def _epilogue(self, flags: dict[str, Any], values: Any) -> Any:
+        """With a bias per row of a column-major result, the same for all members of a batch."""
+        kind = EPILOGUE(flags["EPILOGUE"]).name
+        if "BIAS" in kind:
+            assert flags["BIAS_DATA_TYPE"] == TYPE.CUDA_R_32F
+            rows = values.shape[0]
+            bias = (ctypes.c_float * rows).from_address(flags["BIAS_POINTER"])
+            values = values + np.ctypeslib.as_array(bias)[:, None]
+        if "GELU" in kind:
+            values = 0.5 * values * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (values + 0.044715 * values**3)))
+        return values
 
     def _batch(self, address: int, layout: int) -> list[Any]:
         fields = self.objects[layout]

@@ -70,6 +70,7 @@ class FakeBench:
     kind = "cuda"
     fallback = ""
     jobs_error: KbenchError | None = None
+    card: dict[str, Any] | None = None  # its ceilings
     asked: ClassVar[dict[str, Any]] = {}
     before_row: Callable[[int], None] = staticmethod(lambda position: None)
 
@@ -86,6 +87,9 @@ class FakeBench:
         type(self).closed_with = error[0]
 
     closed_with: Any = None
+
+    def ceilings(self) -> dict[str, Any] | None:
+        return self.card
 
     def jobs(self, selection: Selection) -> list[Job]:
         type(self).asked = vars(selection)

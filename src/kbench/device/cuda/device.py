@@ -12,20 +12,22 @@ import numpy as np
 
 from kbench.device.arguments import Parameter
 from kbench.device.base import Bound, Buffer, Damage, Device, KernelInfo, Prepared
+from kbench.device.cuda.all_reduce import BoundAllReduce, Groups, PreparedAllReduce
 from kbench.device.cuda.compile import OPTIONS, Cubin, compile_cubin, nvrtc_version
 from kbench.device.cuda.faults import error_of, translated
 from kbench.device.cuda.gemm import CublasLt, PreparedGemm
 from kbench.device.cuda.memory import allocate, check_redzones, copy_in, copy_out, reserve
 from kbench.device.cuda.probe import driver_release
 from kbench.device.cuda.probe import probe_gpu as probe_gpu
+from kbench.device.cuda.sdpa import Cudnn, PreparedSdpa
 from kbench.device.cuda.steps import Kernel, PreparedCopy, PreparedFill, PreparedLaunch, Runner, driver_api
 from kbench.device.cuda.tune import choose
 from kbench.device.dtypes import numpy_dtype
 from kbench.errors import CannotRunError, LaunchRefused
-from kbench.family import Array, Fill, Gemm, Launch, Props, Step, Tensor, kernels_of
+from kbench.family import AllReduce, Array, Fill, Gemm, Launch, Props, Sdpa, Step, Tensor, kernels_of
 from kbench.source import Source
 
-_PreparedStep = PreparedLaunch | PreparedFill | PreparedCopy | PreparedGemm
+_PreparedStep = PreparedLaunch | PreparedFill | PreparedCopy | PreparedGemm | PreparedSdpa | PreparedAllReduce
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class CudaDevice(Device):
             self.stream = cupy.cuda.Stream(non_blocking=True)
             self.props = _props(self._runtime.getDeviceProperties(ordinal))
         self._blas: CublasLt | None = None
+        self._cudnn: Cudnn | None = None
+        self._groups = Groups(ordinal)
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -96,7 +100,8 @@ class CudaDevice(Device):
             "options": list(OPTIONS),
             "cupy": self.xp.__version__,
         }
-        return facts | ({"cublaslt": self._blas.version} if self._blas else {})
+        libraries = {"cublaslt": self._blas, "cudnn": self._cudnn}
+        return facts | {name: library.version for name, library in libraries.items() if library is not None}
 
     # ------------------------------------------------------------------------------------ code
 
@@ -162,7 +167,7 @@ class CudaDevice(Device):
         with self.activate(), translated("preparing a plan"):
             steps = [self._prepare(step, module, tensors, notes) for step in plan]
         infos = tuple(module.kernels[name].info for name in kernels_of(plan))
-        workspace = max((step.workspace for step in steps if isinstance(step, PreparedGemm)), default=0)
+        workspace = max((getattr(step, "workspace", 0) for step in steps), default=0)
         return Prepared(tuple(plan), infos, tuple(tensors), workspace, tuple(steps), list(dict.fromkeys(notes)))
 
     def _prepare(self, step: Step, module: Module | None, tensors: Sequence[Tensor], notes: list[str]) -> _PreparedStep:
@@ -174,6 +179,12 @@ class CudaDevice(Device):
             return launch
         if isinstance(step, Gemm):
             return self._prepare_gemm(step, tensors, notes)
+        if isinstance(step, Sdpa):
+            with self._lock:
+                self._cudnn = self._cudnn or Cudnn()
+            return PreparedSdpa(self._cudnn, step, tensors)
+        if isinstance(step, AllReduce):
+            return PreparedAllReduce(step, tensors, self._groups.of)
         return PreparedFill(step, tensors) if isinstance(step, Fill) else PreparedCopy(step, tensors)
 
     def _prepare_gemm(self, step: Gemm, tensors: Sequence[Tensor], notes: list[str]) -> PreparedGemm:
@@ -206,10 +217,10 @@ class CudaDevice(Device):
         with self.activate(), translated("binding a plan"):
             # One workspace for all steps: on one stream they never run at the same time.
             size = prepared.workspace
-            workspace = reserve(size, "the workspace of GEMMs", self.free_memory) if size else None
+            workspace = reserve(size, "the workspace of libraries", self.free_memory) if size else None
             start = int(workspace.ptr) if workspace is not None else 0
             runners = tuple(
-                step.bind(address, start) if isinstance(step, PreparedGemm) else step.bind(address)
+                step.bind(address, start) if hasattr(step, "workspace") else step.bind(address)
                 for step in prepared.native
             )
         return Bound(prepared, _BoundPlan(runners, workspace, dict(buffers)))
@@ -219,6 +230,18 @@ class CudaDevice(Device):
         handle = (stream or self.stream).ptr
         for run in bound.native.runners:
             run(handle)
+
+    def distribute(self, bound: Bound) -> None:
+        with self.activate(), translated("giving the other GPUs their rows"):
+            for run in bound.native.runners:
+                if isinstance(run, BoundAllReduce):
+                    run.distribute(self.stream)
+
+    def collect(self, bound: Bound) -> None:
+        with self.activate(), translated("fetching the other GPUs' rows"):
+            for run in bound.native.runners:
+                if isinstance(run, BoundAllReduce):
+                    run.collect(self.stream)
 
     def capture(self, bound: Bound) -> CapturedPlan:
         """The plan as a CUDA graph, ready to launch; nothing has run."""
@@ -239,11 +262,15 @@ class CudaDevice(Device):
             self.stream.synchronize()
 
     def close(self) -> None:
-        """Give back the cuBLASLt handle and cached memory. After a fault, the end of the process does."""
+        """Give back the libraries' handles and cached memory. After a fault, the end of the process does."""
         with contextlib.suppress(Exception):
+            self._groups.close()
             if self._blas is not None:
                 self._blas.close()
                 self._blas = None
+            if self._cudnn is not None:
+                self._cudnn.close()
+                self._cudnn = None
             with self.activate():
                 self.stream.synchronize()
                 self.xp.get_default_memory_pool().free_all_blocks()

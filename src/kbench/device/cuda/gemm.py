@@ -310,10 +310,15 @@ def operands(step: Gemm, tensors: Sequence[Tensor]) -> tuple[Operand, Operand, O
             raise LaunchRefused(f"a {step.compute} GEMM reads {storage}, tensor {operand.tensor} holds {operand.dtype}")
     if out.dtype not in (storage, "fp32"):
         raise LaunchRefused(f"a {step.compute} GEMM writes {storage} or fp32, tensor {out.tensor} holds {out.dtype}")
-    member = (step.out.rows - 1) * step.out.leading + step.out.cols
-    if step.batch > 1 and step.out.stride < member:
-        raise LaunchRefused(f"the batch members of GEMM output {out.tensor} overlap: {out.stride} apart, {member} long")
+    if step.batch > 1 and not _are_apart(step.out, step.batch):
+        raise LaunchRefused(f"the batch members of GEMM output {out.tensor} overlap: {out.stride} apart ({step.out})")
     return left, right, out
+
+
+def _are_apart(out: Matrix, batch: int) -> bool:
+    """Whether members follow each other, or lie side by side within the rows, as the heads of a token do."""
+    follow = out.stride >= (out.rows - 1) * out.leading + out.cols
+    return follow or (out.stride >= out.cols and (batch - 1) * out.stride + out.cols <= out.leading)
 
 
 def bias_operand(step: Gemm, tensors: Sequence[Tensor]) -> Operand | None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bug:
-    """`old`, which stands in the source exactly once, becomes `new`: then `version` at `block` threads must fail at these
-    sizes. dtype: "" is the family's default."""
+    """`old`, which stands in the source exactly once, becomes `new`: then `version` at `block` threads must fail at
+    these sizes. dtype: "" is the family's default."""
 
     old: str
     new: str

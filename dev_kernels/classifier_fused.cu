@@ -1,0 +1,306 @@
+// The end of a language model, forward and backward at once: softmax, cross-entropy loss, and gradient of the logits.
+//
+// Row r = (b, t) of `logits` has P elements, of which the first V are logits z; the others are padding. With target y:
+//     p[i]          = exp(z[i] - largest) / sum over j of exp(z[j] - largest)
+//     losses[r]     = -log p[y] = log(sum) + largest - z[y]
+//     dlogits[r, i] = (p[i] - (i == y)) * dlosses[r]      for i < V, and 0 in the padding
+//
+// Probabilities are never stored: a row is read once for its largest element and its sum, and again for the gradient.
+//
+//   1  one warp per row, online softmax: the largest and the sum in one pass
+//   2  one block per row, four elements per access; the first pass walks backwards, so the second one begins with what
+//      the caches hold
+//   3  as 2, but one element per access
+//   4  as 2, but 16 bytes per access in every type, streaming
+//   5  the row waits in shared memory for its second pass, during which the loads of the next row are under way;
+//      packets begin at the first multiple of 16 bytes in each row, and none needs a guard for V
+//
+// dlogits may be the same memory as logits, so pointers are not __restrict__, and two orders matter: the logit of the
+// target is read before a barrier that all writes of the row come after, and an element of the second pass is read by
+// the thread that then overwrites it. Grids have one dimension.
+#include "common.cuh"
+
+constexpr int kMaxBlock = 1024;  // keeps a kernel that takes any block size at 65536 / 1024 registers or below
+constexpr int kBatch = 4;        // packets of a thread that are loaded at the same time
+static_assert(kBatch * Packet<float>::size % 16 == 0, "SoftmaxSum adds 16 elements at a time");
+
+// What the gradient of a row takes besides its logits.
+struct RowGradient {
+    float largest, scale, dloss;
+    int target;
+
+    __device__ RowGradient(SoftmaxSum row, float dloss, int target)
+        : largest(row.largest), scale(1.0f / row.sum), dloss(dloss), target(target) {}
+
+    __device__ float at(int column, float logit) const {
+        const float probability = expf(logit - largest) * scale;
+        return (probability - (column == target ? 1.0f : 0.0f)) * dloss;
+    }
+};
+
+// -log of the target's probability. As a difference: a probability too small for a float still has a finite logarithm.
+__device__ inline float loss_of(SoftmaxSum row, float logit_of_target) {
+    return logf(row.sum) + (row.largest - logit_of_target);
+}
+
+// ------------------------------------------------------------------------------------------------ a warp per row
+
+template <class T>
+__global__ void classifier_fused1(T* dlogits, float* losses, const T* logits, const int* targets, const float* dlosses,
+                                  int rows, int V, int P) {
+    const Offset row = Offset(blockIdx.x) * (blockDim.x / kWarpSize) + warp_index();
+    if (row >= rows) return;
+    const T* const source = logits + row * P;
+    T* const result = dlogits + row * P;
+    const int target = targets[row];
+    const float logit_of_target = to_float(source[target]);
+
+    SoftmaxSum mine;
+    for (int i = lane_index(); i < V; i += kWarpSize) mine.add(to_float(source[i]));
+    const SoftmaxSum all = warp_merge(mine);
+    __syncwarp();  // lane 0 has read the target's logit: shuffles alone do not order memory accesses
+    if (lane_index() == 0) losses[row] = loss_of(all, logit_of_target);
+
+    const RowGradient gradient(all, dlosses[row], target);
+    for (int i = lane_index(); i < P; i += kWarpSize) {
+        result[i] = from_float<T>(i < V ? gradient.at(i, to_float(source[i])) : 0.0f);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------- a block per row
+
+// Count elements that move at once; their address is a multiple of their size.
+template <class T, int Count>
+struct alignas(sizeof(T) * Count) Group {
+    T values[Count];
+};
+
+// Group number `group` of a row of `size` elements; past the end of the row it holds zeros. Aligned: `size` is a
+// multiple of Count, so that every group of every row is aligned and none reaches over the end.
+template <bool Aligned, bool Streaming, class T, int Count>
+__device__ inline void load_group(Group<T, Count>& loaded, const T* row, int group, int size) {
+    if constexpr (Aligned && Streaming && sizeof(T) * Count == 16) {
+        const Packet<T> packet = load_packet_streaming(row + group * Count);
+#pragma unroll
+        for (int i = 0; i < Count; ++i) loaded.values[i] = packet[i];
+    } else if constexpr (Aligned) {
+        loaded = *reinterpret_cast<const Group<T, Count>*>(row + group * Count);
+    } else {
+#pragma unroll
+        for (int i = 0; i < Count; ++i) {
+            const int column = group * Count + i;
+            loaded.values[i] = column < size ? row[column] : from_float<T>(0.0f);
+        }
+    }
+}
+
+template <bool Aligned, bool Streaming, class T, int Count>
+__device__ inline void store_group(T* row, const Group<T, Count>& values, int group, int size) {
+    if constexpr (Aligned && Streaming && sizeof(T) * Count == 16) {
+        Packet<T> packet;
+#pragma unroll
+        for (int i = 0; i < Count; ++i) packet[i] = values.values[i];
+        store_packet_streaming(row + group * Count, packet);
+    } else if constexpr (Aligned) {
+        *reinterpret_cast<Group<T, Count>*>(row + group * Count) = values;
+    } else {
+#pragma unroll
+        for (int i = 0; i < Count; ++i) {
+            const int column = group * Count + i;
+            if (column < size) row[column] = values.values[i];
+        }
+    }
+}
+
+// Versions 2 to 4: a row in groups of Count elements. Groups that reach into the padding are loaded like others, but
+// what they hold of it is not used.
+template <bool Aligned, bool Streaming, int Count, class T>
+__device__ inline void classify_row(T* result, float* loss, const T* source, int target, float dloss, int V, int P) {
+    const int thread = threadIdx.x, threads = blockDim.x;
+    float logit_of_target = 0.0f;
+    if (thread == 0) logit_of_target = to_float(source[target]);
+
+    SoftmaxSum mine;
+    const int groups = ceil_div(V, Count);
+    const int last = thread + (groups - 1 - thread) / threads * threads;
+    for (int g = groups <= thread ? -1 : last; g >= 0; g -= threads) {
+        Group<T, Count> loaded;
+        load_group<Aligned, Streaming>(loaded, source, g, P);
+#pragma unroll
+        for (int i = 0; i < Count; ++i) {
+            if (g * Count + i < V) mine.add(to_float(loaded.values[i]));
+        }
+    }
+    const SoftmaxSum all = block_merge(mine);  // a barrier: the target's logit has been read
+    if (thread == 0) *loss = loss_of(all, logit_of_target);
+
+    const RowGradient gradient(all, dloss, target);
+    for (int g = thread; g < ceil_div(P, Count); g += threads) {
+        Group<T, Count> loaded, computed;
+        load_group<Aligned, Streaming>(loaded, source, g, P);
+#pragma unroll
+        for (int i = 0; i < Count; ++i) {
+            const int column = g * Count + i;
+            const float value = column < V ? gradient.at(column, to_float(loaded.values[i])) : 0.0f;
+            computed.values[i] = from_float<T>(value);
+        }
+        store_group<Aligned, Streaming>(result, computed, g, P);
+    }
+}
+
+template <class T, bool Aligned>
+__global__ void __launch_bounds__(kMaxBlock)
+classifier_fused2(T* dlogits, float* losses, const T* logits, const int* targets, const float* dlosses, int V, int P) {
+    const Offset row = blockIdx.x;
+    classify_row<Aligned, false, 4>(dlogits + row * P, losses + row, logits + row * P, targets[row], dlosses[row], V,
+                                    P);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kMaxBlock)
+classifier_fused3(T* dlogits, float* losses, const T* logits, const int* targets, const float* dlosses, int V, int P) {
+    const Offset row = blockIdx.x;
+    classify_row<true, false, 1>(dlogits + row * P, losses + row, logits + row * P, targets[row], dlosses[row], V, P);
+}
+
+template <class T, bool Aligned>
+__global__ void __launch_bounds__(kMaxBlock)
+classifier_fused4(T* dlogits, float* losses, const T* logits, const int* targets, const float* dlosses, int V, int P) {
+    const Offset row = blockIdx.x;
+    classify_row<Aligned, true, Packet<T>::size>(dlogits + row * P, losses + row, logits + row * P, targets[row],
+                                                 dlosses[row], V, P);
+}
+
+// ------------------------------------------------------------------------------------------- 5: each row read once
+
+// As RowGradient, with nothing to compare per element: the one element that is the target's is computed apart.
+struct PacketGradient {
+    float largest = 0.0f, scale = 0.0f, of_target = 0.0f;
+    int target = -1;
+
+    __device__ PacketGradient() {}
+    __device__ PacketGradient(SoftmaxSum row, float logit_of_target, float dloss, int target)
+        : largest(row.largest), scale(dloss / row.sum),
+          of_target(RowGradient(row, dloss, target).at(target, logit_of_target)), target(target) {}
+
+    __device__ float elsewhere(float logit) const { return __expf(logit - largest) * scale; }
+};
+
+// Packet number `packet` of a row's gradient, from that of its logits.
+template <class T>
+__device__ inline void store_gradient(T* result, const Packet<T>& logits, const RowParts<T>& row, int packet,
+                                      const PacketGradient& gradient) {
+    const int column = row.head + packet * Packet<T>::size;
+    Packet<T> computed;
+#pragma unroll
+    for (int i = 0; i < Packet<T>::size; ++i) computed[i] = from_float<T>(gradient.elsewhere(to_float(logits[i])));
+    store_packet_streaming(result + column, computed);
+    // Over the packet, by the same thread.
+    const bool has_target = column <= gradient.target && gradient.target < column + Packet<T>::size;
+    if (has_target) result[gradient.target] = from_float<T>(gradient.of_target);
+}
+
+template <class T>
+__device__ inline void store_edge(T* result, float logit, int column, const PacketGradient& gradient) {
+    result[column] = from_float<T>(column == gradient.target ? gradient.of_target : gradient.elsewhere(logit));
+}
+
+template <class T>
+__device__ inline void zero_padding(T* result, int V, int P) {
+    for (int i = V + threadIdx.x; i < P; i += blockDim.x) __stcs(result + i, from_float<T>(0.0f));
+}
+
+// Rows blockIdx.x, blockIdx.x + gridDim.x, ... one after the other. `held` has room for the packets of a row. In round
+// i a block loads its row i and stores the gradient of its row i - 1, packet by packet in the same place of `held`:
+// memory reads and writes all the time, and each byte once. A packet belongs to one thread: no barrier guards `held`.
+// Round 0 stores nothing, and the round after the last row loads nothing.
+template <class T>
+__global__ void __launch_bounds__(kMaxBlock)
+classifier_fused5(T* dlogits, float* losses, const T* logits, const int* targets, const float* dlosses, int rows, int V,
+                  int P) {
+    extern __shared__ int4 held[];
+    const int thread = threadIdx.x, threads = blockDim.x;
+    RowParts<T> last;  // the row whose gradient is stored
+    PacketGradient gradient;
+    float last_edge = 0.0f;
+
+    for (Offset row = blockIdx.x; row < Offset(rows) + gridDim.x; row += gridDim.x) {
+        const bool loads = row < rows, stores = row >= gridDim.x;
+        const T* const source = logits + row * P;
+        T* const result = dlogits + (row - gridDim.x) * P;
+        const RowParts<T> next = loads ? RowParts<T>(source, V) : RowParts<T>();
+        const int target = loads ? targets[row] : 0;
+        const float dloss = loads ? dlosses[row] : 0.0f;
+        const float logit_of_target = loads ? to_float(source[target]) : 0.0f;
+        const float next_edge = thread < next.edges ? to_float(source[next.edge(thread)]) : 0.0f;
+        SoftmaxSum mine;
+        for (int first = thread; first < max(last.packets, next.packets); first += kBatch * threads) {
+            Packet<T> loaded[kBatch] = {};
+            if (next.packets > 0) load_clamped<true>(loaded, source + next.head, first, threads, next.packets);
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) {
+                const int p = first + i * threads;
+                if (p < last.packets) store_gradient(result, packet_of<T>(held[p]), last, p, gradient);
+            }
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) {
+                const int p = first + i * threads;
+                if (p < next.packets) held[p] = bits_of(loaded[i]);
+            }
+            if (next.packets > 0) mine.add(loaded, first, threads, next.packets);
+        }
+        if (thread < last.edges) store_edge(result, last_edge, last.edge(thread), gradient);
+        if (stores) zero_padding(result, V, P);
+        if (thread < next.edges) mine.add(next_edge);
+
+        const SoftmaxSum all = block_merge(mine);  // a barrier: the target's logit has been read
+        if (loads && thread == 0) losses[row] = loss_of(all, logit_of_target);
+        last = next, last_edge = next_edge, gradient = PacketGradient(all, logit_of_target, dloss, target);
+    }
+}
+
+// Rows that do not fit into shared memory are read twice, the second time backwards: what was read last is the
+// likeliest still in L2.
+template <class T>
+__global__ void __launch_bounds__(kMaxBlock)
+classifier_fused5_long(T* dlogits, float* losses, const T* logits, const int* targets, const float* dlosses, int V,
+                       int P) {
+    const int thread = threadIdx.x, threads = blockDim.x;
+    const Offset row = blockIdx.x;
+    const T* const source = logits + row * P;
+    T* const result = dlogits + row * P;
+    const RowParts<T> parts(source, V);
+    const int target = targets[row];
+    const float logit_of_target = to_float(source[target]);
+    const float edge = thread < parts.edges ? to_float(source[parts.edge(thread)]) : 0.0f;
+
+    SoftmaxSum mine;
+    if (thread < parts.edges) mine.add(edge);
+    const int step = kBatch * threads;
+    int first = thread;
+    for (; first < parts.packets; first += step) {
+        Packet<T> loaded[kBatch];
+        load_clamped<false>(loaded, source + parts.head, first, threads, parts.packets);
+        mine.add(loaded, first, threads, parts.packets);
+    }
+    const SoftmaxSum all = block_merge(mine);  // a barrier: the target's logit has been read
+    if (thread == 0) losses[row] = loss_of(all, logit_of_target);
+
+    const PacketGradient gradient(all, logit_of_target, dlosses[row], target);
+    for (first -= step; first >= 0; first -= step) {
+        Packet<T> loaded[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+            // No clamp here: the last packet may have been overwritten by its own thread.
+            const int p = first + i * threads;
+            if (p < parts.packets) loaded[i] = load_packet_streaming(source + parts.head + p * Packet<T>::size);
+        }
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+            const int p = first + i * threads;
+            if (p < parts.packets) store_gradient(result, loaded[i], parts, p, gradient);
+        }
+    }
+    if (thread < parts.edges) store_edge(result, edge, parts.edge(thread), gradient);
+    zero_padding(result, V, P);
+}

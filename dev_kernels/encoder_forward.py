@@ -1,0 +1,144 @@
+"""Token and position embedding: out[b, t, :] = wte[inp[b, t], :] + wpe[t, :]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kbench.family import (
+    ITEM_SIZES,
+    Array,
+    CheckShape,
+    ErrorModel,
+    Expected,
+    Family,
+    Launch,
+    Problem,
+    Props,
+    Step,
+    Tensor,
+    Version,
+    integers,
+    normal,
+)
+
+DTYPES = ("bf16", "fp32", "fp16")
+PACKET_BYTES = 16
+
+
+# ---------------------------------------------------------------------------------------------- tensors
+
+
+def _tensors(problem: Problem) -> tuple[Tensor, ...]:
+    B, T, C, V = (problem[name] for name in ("B", "T", "C", "V"))
+    dtype = problem.storage
+    return (
+        Tensor("inp", (B, T), "int32", "in", ("b", "t"), draw=integers(0, V)),
+        Tensor("wte", (V, C), dtype, "in", ("v", "c"), draw=normal(0.1, 0.8)),
+        Tensor("wpe", (T, C), dtype, "in", ("t", "c"), draw=normal(-0.2, 0.6)),
+        # Exact: the correctly rounded sum of two numbers is one number, and every right version finds it.
+        Tensor("out", (B, T, C), dtype, "out", ("b", "t", "c"), exact=True),
+    )
+
+
+def _traffic(problem: Problem) -> float:
+    """One row of wte is read for each position, but no more rows than there are; the rest once."""
+    B, T, C, V = (problem[name] for name in ("B", "T", "C", "V"))
+    rows = B * T + min(B * T, V) + T
+    return float(rows * C * ITEM_SIZES[problem.storage] + B * T * ITEM_SIZES["int32"])
+
+
+# -------------------------------------------------------------------------------------------- reference
+
+
+def _rounded(values: Array, storage: str, xp: Any) -> Array:
+    """float64 numbers rounded to a storage type, to the nearest, ties to even. By way of fp32, as the versions do it:
+    for the sum of two numbers of a type with 11 bits or fewer, the first rounding does not change the second."""
+    single = values.astype(xp.float32)
+    if storage == "fp16":
+        single = single.astype(xp.float16)
+    if storage == "bf16":
+        # The upper half of fp32: add almost half of its last place, or half where that makes a tie even, and cut.
+        bits = single.view(xp.uint32)
+        bits += ((bits >> xp.uint32(16)) & xp.uint32(1)) + xp.uint32(0x7FFF)
+        bits &= xp.uint32(0xFFFF0000)
+    return single.astype(xp.float64)
+
+
+def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel, xp: Any) -> dict[str, Expected]:
+    out = inputs["wte"][inputs["inp"].astype(xp.int64)]
+    out += inputs["wpe"]
+    return {"out": Expected(_rounded(out, problem.storage, xp))}
+
+
+# ------------------------------------------------------------------------------------------------ plans
+
+
+def _ceil_div(count: int, size: int) -> int:
+    return -(-count // size)
+
+
+def _launch(kernel: str, threads: int, block: int, *sizes: int) -> tuple[Step, ...]:
+    return (Launch(kernel, (_ceil_div(threads, block),), (block,), ("out", "inp", "wte", "wpe", *sizes)),)
+
+
+def _plan1(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
+    positions, T, C = problem["B"] * problem["T"], problem["T"], problem["C"]
+    return _launch(f"encoder_forward1<{problem.c_type}>", positions, block, positions, T, C)
+
+
+def _plan2(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
+    positions, T, C = problem["B"] * problem["T"], problem["T"], problem["C"]
+    return _launch(f"encoder_forward2<{problem.c_type}>", positions * C, block, positions, T, C)
+
+
+def _plan3(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
+    """Single elements in place of packets where rows do not begin at multiples of 16 bytes. Two rows of the batch per
+    thread, so that enough bytes are under way, unless there are threads for one row each."""
+    B, T, C = (problem[name] for name in ("B", "T", "C"))
+    packet = PACKET_BYTES // ITEM_SIZES[problem.storage]
+    width = packet if C % packet == 0 else 1
+    per_row = T * (C // width)
+    rows = 1 if B * per_row <= props.multiprocessors * props.threads_per_multiprocessor else min(B, 2)
+    kernel = f"encoder_forward3<{problem.c_type}, {width}, {rows}>"
+    return _launch(kernel, _ceil_div(B, rows) * per_row, block, B, T, C)
+
+
+# ----------------------------------------------------------------------------------------------- family
+
+
+def _shape(
+    B: int, T: int, C: int, V: int, why: str, versions: tuple[int, ...] | None = None, block: int = 0
+) -> CheckShape:
+    return CheckShape({"B": B, "T": T, "C": C, "V": V}, why, versions, (block,) if block else None)
+
+
+FAMILY = Family(
+    name="encoder_forward",
+    summary="token and position embedding",
+    sizes={"B": "batch size", "T": "sequence length", "C": "channels", "V": "vocabulary size"},
+    dtypes=DTYPES,
+    presets={
+        "default": {"B": 8, "T": 1024, "C": 768, "V": 50257},
+        "small": {"B": 4, "T": 64, "C": 128, "V": 1000},
+        "large": {"B": 48, "T": 1024, "C": 6144, "V": 50257},
+    },
+    check_shapes=(
+        _shape(1, 1, 1, 1, "one of everything"),
+        _shape(3, 5, 7, 11, "odd sizes: rows are not aligned"),
+        _shape(1, 33, 8, 2, "one batch row, aligned rows, ids that repeat"),
+        _shape(2, 37, 24, 50, "aligned rows, one past a warp of positions"),
+        _shape(5, 61, 33, 300, "prime length, one channel past 32: several blocks"),
+        _shape(7, 51, 264, 90, "two rows per thread on the emulator, one left over", (3,), 256),
+        _shape(3, 49, 43, 90, "two rows per thread, not aligned, one left over", (3,), 64),
+        _shape(1, 53, 127, 90, "one batch row, many elements", (3,), 64),
+    ),
+    tensors=_tensors,
+    reference=_reference,
+    versions=(
+        Version(1, "one thread per position", _plan1, DTYPES),
+        Version(2, "one thread per element", _plan2, DTYPES),
+        Version(3, "16 bytes per access, two batch rows per thread", _plan3, DTYPES),
+    ),
+    traffic=_traffic,
+)

@@ -1,0 +1,113 @@
+// Sum of squares of a long vector: the square of the norm by which gradients are clipped.
+//
+//     out = sum of data[i]^2
+//
+// A grid as large as the GPU holds strides over the vector. What a thread has added up goes to `out` in four ways:
+//
+//   1  shuffles within each warp, shared memory between them, and one atomic per block
+//   2  shuffles only: no shared memory, no barrier, and one atomic per warp
+//   3  one atomic per block, by the block sum that all families share; + 16 bytes per load, two loads under way
+//   4  no atomics: one partial sum per block, and a second kernel adds them up in an order that never changes;
+//      + four loads under way
+//
+// The length may be any: what is left after the last whole packet is added element by element. Sums are fp32.
+#include "common.cuh"
+
+constexpr int kMaxBlock = 1024;
+
+__device__ inline Offset first_of_thread() { return Offset(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ inline Offset threads_of_grid() { return Offset(gridDim.x) * blockDim.x; }
+
+// ------------------------------------------------------------------------------------------- 1 and 2: one by one
+
+// The squares of a thread's elements: neighbouring threads have neighbouring elements.
+template <class T>
+__device__ inline float squares(const T* __restrict__ data, Offset count) {
+    float sum = 0.0f;
+    for (Offset i = first_of_thread(); i < count; i += threads_of_grid()) {
+        const float value = to_float(data[i]);
+        sum += value * value;
+    }
+    return sum;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kMaxBlock)
+global_norm1(float* __restrict__ out, const T* __restrict__ data, Offset count) {
+    __shared__ float of_warp[kMaxWarps];
+    const float sum = warp_sum(squares(data, count));
+    if (lane_index() == 0) of_warp[warp_index()] = sum;
+    __syncthreads();
+    if (warp_index() == 0) {
+        const int warps = blockDim.x / kWarpSize;
+        const float of_block = warp_sum(lane_index() < warps ? of_warp[lane_index()] : 0.0f);
+        if (lane_index() == 0) atomicAdd(out, of_block);
+    }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kMaxBlock)
+global_norm2(float* __restrict__ out, const T* __restrict__ data, Offset count) {
+    const float sum = warp_sum(squares(data, count));
+    if (lane_index() == 0) atomicAdd(out, sum);
+}
+
+// -------------------------------------------------------------------------------------------- 3 and 4: by packets
+
+template <class T>
+__device__ inline void add_squares(float& sum, const Packet<T>& packet) {
+#pragma unroll
+    for (int k = 0; k < Packet<T>::size; ++k) {
+        const float value = to_float(packet[k]);
+        sum += value * value;
+    }
+}
+
+// As `squares`, by packets, N of them under way at the same time. Few variables live through the loop, so that four
+// packets fit into 32 registers: a multiprocessor then holds all of its threads, and the grid has no second round.
+template <int N, class T>
+__device__ inline float packet_squares(const T* __restrict__ data, Offset count) {
+    constexpr int kPacket = Packet<T>::size;
+    const Offset step = threads_of_grid() * kPacket;
+    const Offset whole = count / kPacket * kPacket;
+    Offset at = first_of_thread() * kPacket;
+    float sum = 0.0f, other = 0.0f;  // two chains of additions
+    for (const Offset stop = whole - (N - 1) * step; at < stop;) {
+        Packet<T> loaded[N];
+#pragma unroll
+        for (int i = 0; i < N; ++i, at += step) loaded[i] = load_packet_streaming(data + at);
+#pragma unroll
+        for (int i = 0; i < N; ++i) add_squares(i % 2 == 0 ? sum : other, loaded[i]);
+    }
+    for (; at < whole; at += step) add_squares(sum, load_packet_streaming(data + at));
+    // Of the elements after the last packet, the first threads of the grid take one each.
+    const Offset rest = whole + first_of_thread();
+    if (rest < count) {
+        const float value = to_float(data[rest]);
+        other += value * value;
+    }
+    return sum + other;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kMaxBlock)
+global_norm3(float* __restrict__ out, const T* __restrict__ data, Offset count) {
+    const float sum = any_block_sum(packet_squares<2>(data, count));
+    if (threadIdx.x == 0) atomicAdd(out, sum);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kMaxBlock)
+global_norm4(float* __restrict__ partials, const T* __restrict__ data, Offset count) {
+    const float sum = any_block_sum(packet_squares<4>(data, count));
+    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+// One block adds up any number of partial sums.
+__global__ void __launch_bounds__(kMaxBlock)
+add_partials(float* __restrict__ out, const float* __restrict__ partials, int count) {
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < count; i += blockDim.x) sum += partials[i];
+    sum = any_block_sum(sum);
+    if (threadIdx.x == 0) *out = sum;
+}

@@ -1,0 +1,91 @@
+// Transpose of a four-dimensional array: (d1, d2, d3, d4) -> (d4, d3, d1, d2).
+//
+// Seen as a matrix, the input has R = d1 * d2 rows of K = d3 * d4 elements. The output has K rows of R elements: column
+// k = (i3, i4) of the input is row (i4, i3) of the output. So it is the transpose of a matrix, with its rows in another
+// order.
+//
+//   1  square tiles through shared memory: a warp reads along rows of the input and writes along rows of the output,
+//      16 bytes per access where rows begin at multiples of that
+#include "common.cuh"
+
+struct Tile {
+    static constexpr int side = 64;  // elements: 256 bytes of fp32, so that reads and writes fill whole cache lines
+};
+
+// What access number `index` of a tile moves: N elements of row `row` from `first` on.
+template <int N>
+struct Place {
+    static constexpr int per_row = Tile::side / N;
+    static constexpr int count = Tile::side * per_row;
+    // Loads that are under way at the same time in one thread. More would take more registers than leave room for as
+    // many threads as a multiprocessor can hold.
+    static constexpr int batch = N == 1 ? 8 : 2;
+    int row, first;
+    __device__ Place(int index) : row(index / per_row), first(index % per_row * N) {}
+};
+
+template <class T, int N>
+__device__ inline void load(T (&values)[N], const T* address) {
+    if constexpr (N == 1) {
+        values[0] = __ldcs(address);
+    } else {
+        const Packet<T> packet = load_packet_streaming(address);
+#pragma unroll
+        for (int i = 0; i < N; ++i) values[i] = packet[i];
+    }
+}
+
+template <class T, int N>
+__device__ inline void store(T* address, const T (&values)[N]) {
+    if constexpr (N == 1) {
+        *address = values[0];
+    } else {
+        Packet<T> packet;
+#pragma unroll
+        for (int i = 0; i < N; ++i) packet[i] = values[i];
+        store_packet(address, packet);
+    }
+}
+
+// Read, Write: elements per access to the input and to the output, one or a packet.
+template <class T, int Read, int Write>
+__global__ void __launch_bounds__(1024, 2)
+permute1(T* __restrict__ out, const T* __restrict__ inp, int d3, int d4, int R, int K) {
+    // tile[k][r]. One word more per row, so that the elements of a column lie in different banks.
+    __shared__ T tile[Tile::side][Tile::side + 4 / sizeof(T)];
+    const int tiles_per_row = ceil_div(K, Tile::side);
+    const int first_r = blockIdx.x / tiles_per_row * Tile::side, first_k = blockIdx.x % tiles_per_row * Tile::side;
+    const int rows = min(Tile::side, R - first_r), columns = min(Tile::side, K - first_k);
+    inp += Offset(first_r) * K + first_k, out += first_r;
+
+    constexpr int batch = Place<Read>::batch;
+    for (int first = threadIdx.x; first < Place<Read>::count; first += batch * blockDim.x) {
+        T values[batch][Read];
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            const Place<Read> at(first + i * blockDim.x);
+            if (at.row < rows && at.first < columns) load(values[i], inp + Offset(at.row) * K + at.first);
+        }
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            const Place<Read> at(first + i * blockDim.x);
+            if (at.row < rows && at.first < columns) {
+#pragma unroll
+                for (int j = 0; j < Read; ++j) tile[at.first + j][at.row] = values[i][j];
+            }
+        }
+    }
+    __syncthreads();
+
+    for (int i = threadIdx.x; i < Place<Write>::count; i += blockDim.x) {
+        const Place<Write> at(i);
+        if (at.row < columns && at.first < rows) {
+            const int k = first_k + at.row;
+            const Offset row = Offset(k % d4) * d3 + k / d4;
+            T values[Write];
+#pragma unroll
+            for (int j = 0; j < Write; ++j) values[j] = tile[at.row][at.first + j];
+            store(out + row * R + at.first, values);
+        }
+    }
+}

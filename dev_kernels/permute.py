@@ -1,0 +1,91 @@
+"""Transpose of a four-dimensional array: out[i4, i3, i1, i2] = inp[i1, i2, i3, i4]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kbench.family import (
+    ITEM_SIZES,
+    Array,
+    CheckShape,
+    ErrorModel,
+    Expected,
+    Family,
+    Launch,
+    Problem,
+    Props,
+    Rule,
+    Step,
+    Tensor,
+    Version,
+    normal,
+)
+
+DTYPES = ("fp32", "bf16", "fp16")
+ACCESS_BYTES = 16
+TILE = 64  # Tile::side of permute.cu
+
+
+def _tensors(problem: Problem) -> tuple[Tensor, ...]:
+    D1, D2, D3, D4 = (problem[name] for name in ("D1", "D2", "D3", "D4"))
+    dtype = problem.storage
+    return (
+        Tensor("inp", (D1, D2, D3, D4), dtype, "in", ("i1", "i2", "i3", "i4"), draw=normal(0.1, 0.7)),
+        Tensor("out", (D4, D3, D1, D2), dtype, "out", ("i4", "i3", "i1", "i2"), exact=True),
+    )
+
+
+def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel, xp: Any) -> dict[str, Expected]:
+    return {"out": Expected(xp.ascontiguousarray(inputs["inp"].transpose(3, 2, 0, 1)))}
+
+
+def _width(row: int, dtype: str) -> int:
+    """Elements per access: 16 bytes where rows of this length begin at multiples of that, else one element."""
+    packet = ACCESS_BYTES // ITEM_SIZES[dtype]
+    return packet if row % packet == 0 else 1
+
+
+def _plan1(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
+    D1, D2, D3, D4 = (problem[name] for name in ("D1", "D2", "D3", "D4"))
+    R, K = D1 * D2, D3 * D4
+    read, write = _width(K, problem.storage), _width(R, problem.storage)
+    tiles = -(-R // TILE) * -(-K // TILE)
+    kernel = f"permute1<{problem.c_type}, {read}, {write}>"
+    return (Launch(kernel, (tiles,), (block,), ("out", "inp", D3, D4, R, K)),)
+
+
+def _shape(D1: int, D2: int, D3: int, D4: int, why: str, block: int = 0) -> CheckShape:
+    return CheckShape({"D1": D1, "D2": D2, "D3": D3, "D4": D4}, why, None, (block,) if block else None)
+
+
+FAMILY = Family(
+    name="permute",
+    summary="transpose of four dimensions: (d1, d2, d3, d4) to (d4, d3, d1, d2)",
+    sizes={f"D{i}": f"size of dimension {i} of the input" for i in range(1, 5)},
+    dtypes=DTYPES,
+    presets={
+        "default": {"D1": 24, "D2": 42, "D3": 20, "D4": 32},
+        "small": {"D1": 8, "D2": 21, "D3": 10, "D4": 16},
+        "large": {"D1": 96, "D2": 168, "D3": 80, "D4": 128},  # each side of the default four times as long
+    },
+    check_shapes=(
+        _shape(1, 1, 1, 1, "one element"),
+        _shape(3, 5, 7, 2, "odd sizes, less than a tile"),
+        _shape(5, 13, 3, 1, "one row past a tile, three columns"),
+        _shape(1, 2, 13, 5, "two rows, one column past a tile"),
+        _shape(8, 9, 4, 18, "aligned both ways, parts of tiles"),
+        _shape(8, 8, 5, 13, "rows of the output aligned, those of the input not", 128),
+        _shape(5, 13, 8, 9, "rows of the input aligned, those of the output not", 128),
+        _shape(8, 16, 16, 8, "whole tiles", 256),
+    ),
+    tensors=_tensors,
+    reference=_reference,
+    rules=(
+        Rule(
+            "D1 * D2 and D3 * D4 below 2^31",
+            lambda problem: max(problem["D1"] * problem["D2"], problem["D3"] * problem["D4"]) < 1 << 31,
+        ),
+    ),
+    versions=(Version(1, "square tiles through shared memory, coalesced reads and writes", _plan1, DTYPES),),
+)

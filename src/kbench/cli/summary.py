@@ -1,0 +1,56 @@
+"""The closing summary of a sweep over several families, as text of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kbench.cli.screen import Screen
+from kbench.cli.table import Column
+from kbench.measure.ceilings import Ceilings
+from kbench.results.summary import Line
+from kbench.results.tables import milliseconds, percent
+
+COLUMNS = (
+    Column("best proven version of", flexible=True),
+    Column("ver", "right"),
+    Column("block", "right", drop=1),
+    Column("ms", "right"),
+    Column("GB/s", "right", drop=2),
+    Column("TFLOP/s", "right", short="TF/s", drop=3),
+    Column("of ceiling", "right", short="ceiling"),
+)
+
+
+def show_summary(lines: Sequence[Line], ceilings: Ceilings, screen: Screen) -> None:
+    """The best proven version of each problem, and the ceilings that it is measured against."""
+    screen.say()
+    screen.table(COLUMNS, [_cells(line) for line in lines])
+    screen.say()
+    for text in _ceilings(ceilings):
+        screen.prose(text, rest="  ")
+
+
+def _cells(line: Line) -> list[str]:
+    name = f"{line.family}\n  {line.problem} {line.dtype}"
+    if line.version is None or line.ms is None:
+        return [name, "none", "", "", "", "", ""]
+    rates = ["" if rate is None else _rate(rate) for rate in (line.gbs, line.tflops)]
+    near = f"{percent(line.share)} {line.ceiling}" if line.ceiling else ""
+    return [name, str(line.version), str(line.block), milliseconds(line.ms), *rates, near]
+
+
+def _ceilings(ceilings: Ceilings) -> list[str]:
+    """What the card can do at most, and what of it is not known."""
+    known = []
+    if ceilings.copy_gbs:
+        known.append(f"copy {_rate(ceilings.copy_gbs)} GB/s, read and written")
+    if ceilings.gemm_tflops:
+        rates = ", ".join(f"{dtype} {_rate(rate)}" for dtype, rate in ceilings.gemm_tflops.items())
+        known.append(f"gemm {rates} TFLOP/s")
+    lines = [f"ceilings of this card: {'; '.join(known) or 'not known'}"]
+    return lines + [f"not measured: {note}" for note in ceilings.notes]
+
+
+def _rate(value: float) -> str:
+    """Three digits or more, and no exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

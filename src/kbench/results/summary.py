@@ -1,0 +1,76 @@
+"""The summary of a sweep: for each problem of each family the best proven version, and how near it is to the card's
+ceilings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kbench.measure.ceilings import Ceilings, share_of_ceiling
+from kbench.results.best import median, winners
+from kbench.results.schema import Row
+from kbench.results.tables import write_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAME = "summary"
+
+
+@dataclass(frozen=True)
+class Line:
+    """What became of one problem. version and all after it are None where no version was proven and timed.
+
+    gbs: the bytes that any version has to move, in 1e9 a second. tflops: None where the family counts no operations.
+    share, ceiling: of the card's ceiling that the problem meets first, and whether that is its "copy" or its "gemm".
+    """
+
+    family: str
+    problem: str
+    dtype: str
+    version: int | None = None
+    block: int | None = None
+    ms: float | None = None
+    gbs: float | None = None
+    tflops: float | None = None
+    share: float | None = None
+    ceiling: str | None = None
+
+
+def summarise(rows: Iterable[Row], ceilings: Ceilings) -> list[Line]:
+    """A line for each family, problem and dtype, in the order in which they came."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.family, row.problem, row.dtype), []).append(row)
+    return [_line(group, ceilings) for group in groups.values()]
+
+
+def _line(rows: Sequence[Row], ceilings: Ceilings) -> Line:
+    first = rows[0]
+    best = min(winners(rows).values(), key=median, default=None)
+    if best is None:
+        return Line(first.family, first.problem, first.dtype)
+    ms = median(best)
+    near = share_of_ceiling(best.traffic, best.flops, best.dtype, ms, ceilings)
+    return Line(
+        best.family, best.problem, best.dtype, best.version, best.block, ms,
+        gbs=best.traffic / ms / 1e6 if best.traffic else None,
+        tflops=best.flops / ms / 1e9 if best.flops else None,
+        share=near[0] if near else None,
+        ceiling=near[1] if near else None,
+    )  # fmt: skip
+
+
+def frame(lines: Sequence[Line]) -> pd.DataFrame:
+    """One line a problem, one column a fact."""
+    import pandas as pd
+
+    # As objects: beside a line without a version, pandas would make floats of the others'.
+    return pd.DataFrame([asdict(line) for line in lines], dtype=object)
+
+
+def write_summary(folder: Path, run_id: str, lines: Sequence[Line]) -> list[Path]:
+    """Write `tables/ID/summary.csv` and `.md`; returns the paths. Raises CannotRunError."""
+    return write_table(folder, run_id, NAME, frame(lines))

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from planted_bugs.bug import Bug
+
+BUGS = {
+    "the elements after the last packet are left out": Bug(
+        "if (rest < count) {", "if (rest < whole) {", version=3, block=128, sizes={"N": 1031}
+    ),
+    "a warp reads sums that others have not written yet": Bug(
+        "of_warp[warp_index()] = sum;\n    __syncthreads();", "of_warp[warp_index()] = sum;",
+        version=1, block=256, sizes={"N": 4613},
+    ),
+    "one packet per thread after the last whole batch": Bug(
+        "for (; at < whole; at += step) add_squares(", "if (at < whole) add_squares(",
+        version=4, block=64, sizes={"N": 100003},
+    ),
+}  # fmt: skip

@@ -1,0 +1,28 @@
+"""Bugs that the check must find in matmul_forward."""
+
+from planted_bugs.bug import Bug
+
+_ODD = {"B": 1, "T": 33, "C": 13, "OC": 35, "gelu": 1}
+_TILES = {"B": 1, "T": 130, "C": 8, "OC": 132, "gelu": 0}
+
+BUGS = {
+    "no guard against rows past the end": Bug("if (n >= N || o >= OC) return;", "if (o >= OC) return;", 1, 64, _ODD),
+    "GELU's cubic term is left out": Bug("(x + 0.044715f * x * x * x)", "x", 4, 256, _ODD),
+    "the bias of the tile's first channels is added everywhere": Bug(
+        "load_row_quad<Aligned>(bias, first_o + tile_col(j), OC)",
+        "load_row_quad<Aligned>(bias, tile_col(j), OC)",
+        4,
+        256,
+        _TILES,
+    ),
+    "tiles past the first have no rows of inp of their own": Bug(
+        "inp + Offset(first_n) * C, C,", "inp + Offset(first_n) * 0, C,", 4, 256, _TILES
+    ),
+    "the bias kernel overwrites the product": Bug(
+        "const float sum = to_float(values[i]) + to_float(added[i]);",
+        "const float sum = to_float(added[i]);",
+        2,
+        64,
+        _ODD,
+    ),
+}

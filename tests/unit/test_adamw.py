@@ -1,0 +1,86 @@
+"""The contract of adamw: its reference and bound, what the check tells apart, its plans."""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from kbench.catalog import load_catalog
+from kbench.check.case import make_case
+from kbench.check.probe import probe, used_share
+from kbench.device.dtypes import store
+from kbench.family import Launch, Problem, Props
+
+FAMILY = load_catalog()["adamw"]
+MODULE: ModuleType = sys.modules[FAMILY.tensors.__module__]
+PROPS = Props("a", "sm_90", 132, 2048, 1024, 49152, 232448, 233472, 65536, 50 << 20, 140 << 30)
+
+
+def test_reference_is_the_step_parameter_by_parameter() -> None:
+    """In the form in which the weights decay first."""
+    case = make_case(FAMILY, Problem({"N": 200}, "fp32"), seed=1)
+    rate, beta1, beta2, epsilon, decay = (float(np.float32(value)) for value in (1e-3, 0.9, 0.999, 1e-8, 0.1))
+    params, grads, m, v = (np.float64(case.inputs[name]) for name in ("params", "grads", "m", "v"))
+    for i in range(200):
+        m[i] += (1.0 - beta1) * (grads[i] - m[i])
+        v[i] += (1.0 - beta2) * (grads[i] ** 2 - v[i])
+        m_hat, v_hat = m[i] / (1.0 - beta1**10), v[i] / (1.0 - beta2**10)
+        params[i] = params[i] * (1.0 - rate * decay) - rate * m_hat / (math.sqrt(v_hat) + epsilon)
+    for name, direct in (("params", params), ("m", m), ("v", v)):
+        np.testing.assert_allclose(case.expected[name].value, direct, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", FAMILY.dtypes)
+@pytest.mark.parametrize("count", [2, 300])
+def test_the_check_tells_right_from_wrong(count: int, dtype: str) -> None:
+    for of in probe(FAMILY, Problem({"N": count}, dtype), seed=3).values():
+        assert of.rounded <= 1.0 and of.weakest > 3
+
+
+@pytest.mark.parametrize("dtype", FAMILY.dtypes)
+def test_parameters_that_are_not_updated_are_noticed(dtype: str) -> None:
+    """Even in bf16, which keeps 8 bits: parameters are drawn small enough for that."""
+    case = make_case(FAMILY, Problem({"N": 300}, dtype), seed=3)
+    assert used_share(case, case.tensors["params"], case.inputs["params"]) > 3
+
+
+@pytest.mark.parametrize("left_out", ["decay", "corrections"])
+def test_a_missing_part_of_the_formula_is_noticed(left_out: str) -> None:
+    case = make_case(FAMILY, Problem({"N": 300}, "fp32"), seed=3)
+    params, m, v = np.float64(case.inputs["params"]), case.expected["m"].value, case.expected["v"].value
+    correction1, correction2 = (1.0, 1.0) if left_out == "corrections" else MODULE.CORRECTIONS
+    decay = 0.0 if left_out == "decay" else MODULE.DECAY
+    direction = (m / correction1) / (np.sqrt(v / correction2) + MODULE.EPSILON) + decay * params
+    tensor = case.tensors["params"]
+    assert used_share(case, tensor, store(tensor, params - MODULE.RATE * direction)) > 3
+
+
+def test_the_smaller_v_the_larger_the_bound_of_the_parameter() -> None:
+    """m has an error that is divided by sqrt(v)."""
+    case = make_case(FAMILY, Problem({"N": 4000}, "fp32"), seed=1)
+    params, order = case.expected["params"], np.argsort(case.expected["v"].value)
+    of_update = np.asarray(params.bound) - 2.0 * 2.0**-24 * np.abs(params.value)
+    assert of_update[order[:100]].mean() > 5.0 * of_update[order[-100:]].mean()
+
+
+@pytest.mark.parametrize("count", [1, 3, 13, 1025, 1 << 20, 2**33 + 5])
+def test_grids_cover_all_parameters_once(count: int) -> None:
+    """2^33 parameters do not fit into 32-bit indices, their blocks do."""
+    for dtype in FAMILY.dtypes:
+        for version, per_thread in ((1, 1), (2, 4)):
+            for block in FAMILY.by_number[version].blocks:
+                (launch,) = FAMILY.by_number[version].plan(Problem({"N": count}, dtype), block, PROPS)
+                assert isinstance(launch, Launch) and launch.block == (block,)
+                per_block = block * per_thread
+                assert 0 <= launch.grid[0] * per_block - count < per_block and launch.grid[0] < 2**31
+
+
+def test_traffic_is_seven_passes() -> None:
+    """One of the gradients, two of parameters and each of the moments, which are fp32 in every dtype."""
+    assert FAMILY.least_traffic(Problem({"N": 10}, "fp32")) == 10 * 4 * 7
+    assert FAMILY.least_traffic(Problem({"N": 10}, "bf16")) == 10 * (2 * 3 + 4 * 4)
+    assert 2**30 <= FAMILY.least_traffic(Problem(FAMILY.presets["large"], "fp32")) <= 2.5 * 2**30
