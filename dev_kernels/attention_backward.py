@@ -125,7 +125,9 @@ class _Bounds:
 
     def rounded(self, magnitude: Array) -> Array:
         """Error of numbers that are stored. An exact zero has none."""
-        return self.stored * (magnitude + self.smallest * (magnitude > 0)) if self.stored else 0.0
+        if not self.stored:
+            return 0.0
+        return self.stored * self.xp.where(magnitude > 0, magnitude + self.smallest, magnitude)
 
     def carried(self, error: Array, rounded: Array) -> Array:
         """Of numbers with an `error`, and `rounded` to storage besides: what sums over them have to expect."""

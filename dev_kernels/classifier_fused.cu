@@ -12,13 +12,14 @@
 //      the caches hold
 //   3  as 2, but one element per access
 //   4  as 2, but 16 bytes per access in every type, streaming
-//   5  the row waits in shared memory for its second pass, during which the loads of the next row are under way;
-//      packets begin at the first multiple of 16 bytes in each row, and none needs a guard for V
+//   5  the row waits in shared memory for its second pass, during which asynchronous copies bring the next row into its
+//      place, some steps before it is needed; packets begin at the first sector of each row, and none needs a guard
+//      for V
 //
 // dlogits may be the same memory as logits, so pointers are not __restrict__, and two orders matter: the logit of the
 // target is read before a barrier that all writes of the row come after, and an element of the second pass is read by
 // the thread that then overwrites it. Grids have one dimension.
-#include "common.cuh"
+#include "softmax.cuh"
 
 constexpr int kMaxBlock = 1024;  // keeps a kernel that takes any block size at 65536 / 1024 registers or below
 constexpr int kBatch = 4;        // packets of a thread that are loaded at the same time
@@ -186,18 +187,16 @@ struct PacketGradient {
     __device__ float elsewhere(float logit) const { return __expf(logit - largest) * scale; }
 };
 
-// Packet number `packet` of a row's gradient, from that of its logits.
+// The packet of a row's gradient that begins at `column`, from that of its logits.
 template <class T>
-__device__ inline void store_gradient(T* result, const Packet<T>& logits, const RowParts<T>& row, int packet,
-                                      const PacketGradient& gradient) {
-    const int column = row.head + packet * Packet<T>::size;
+__device__ inline void store_gradient(T* packet, const Packet<T>& logits, int column, const PacketGradient& gradient) {
     Packet<T> computed;
 #pragma unroll
     for (int i = 0; i < Packet<T>::size; ++i) computed[i] = from_float<T>(gradient.elsewhere(to_float(logits[i])));
-    store_packet_streaming(result + column, computed);
+    store_packet_streaming(packet, computed);
     // Over the packet, by the same thread.
-    const bool has_target = column <= gradient.target && gradient.target < column + Packet<T>::size;
-    if (has_target) result[gradient.target] = from_float<T>(gradient.of_target);
+    const int target = gradient.target - column;
+    if (0 <= target && target < Packet<T>::size) packet[target] = from_float<T>(gradient.of_target);
 }
 
 template <class T>
@@ -210,44 +209,42 @@ __device__ inline void zero_padding(T* result, int V, int P) {
     for (int i = V + threadIdx.x; i < P; i += blockDim.x) __stcs(result + i, from_float<T>(0.0f));
 }
 
-// Rows blockIdx.x, blockIdx.x + gridDim.x, ... one after the other. `held` has room for the packets of a row. In round
-// i a block loads its row i and stores the gradient of its row i - 1, packet by packet in the same place of `held`:
-// memory reads and writes all the time, and each byte once. A packet belongs to one thread: no barrier guards `held`.
-// Round 0 stores nothing, and the round after the last row loads nothing.
-template <class T>
+// Rows blockIdx.x, blockIdx.x + gridDim.x, ... one after the other. In round i a block reads its row i and stores the
+// gradient of its row i - 1, packet by packet in the same steps: memory reads and writes all the time, and each byte
+// once. Round 0 stores nothing, and the round after the last row reads nothing.
+template <class T, int Ahead>
 __global__ void __launch_bounds__(kMaxBlock)
 classifier_fused5(T* dlogits, float* losses, const T* logits, const int* targets, const float* dlosses, int rows, int V,
                   int P) {
     extern __shared__ int4 held[];
     const int thread = threadIdx.x, threads = blockDim.x;
+    RowRing<T, Ahead> ring(held, logits, P, rows, V);
+    const int end = steps_of<T>(V) * threads;
     RowParts<T> last;  // the row whose gradient is stored
     PacketGradient gradient;
     float last_edge = 0.0f;
+    int target = targets[blockIdx.x];
 
     for (Offset row = blockIdx.x; row < Offset(rows) + gridDim.x; row += gridDim.x) {
         const bool loads = row < rows, stores = row >= gridDim.x;
         const T* const source = logits + row * P;
         T* const result = dlogits + (row - gridDim.x) * P;
         const RowParts<T> next = loads ? RowParts<T>(source, V) : RowParts<T>();
-        const int target = loads ? targets[row] : 0;
         const float dloss = loads ? dlosses[row] : 0.0f;
         const float logit_of_target = loads ? to_float(source[target]) : 0.0f;
+        // A round early: an address that is itself waited for would hold up the round.
+        const int next_target = row + gridDim.x < rows ? targets[row + gridDim.x] : 0;
         const float next_edge = thread < next.edges ? to_float(source[next.edge(thread)]) : 0.0f;
+        int column = last.head + thread * Packet<T>::size;
         SoftmaxSum mine;
-        for (int first = thread; first < max(last.packets, next.packets); first += kBatch * threads) {
-            Packet<T> loaded[kBatch] = {};
-            if (next.packets > 0) load_clamped<true>(loaded, source + next.head, first, threads, next.packets);
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                const int p = first + i * threads;
-                if (p < last.packets) store_gradient(result, packet_of<T>(held[p]), last, p, gradient);
-            }
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                const int p = first + i * threads;
-                if (p < next.packets) held[p] = bits_of(loaded[i]);
-            }
-            if (next.packets > 0) mine.add(loaded, first, threads, next.packets);
+        for (int p = thread; p < end; p += threads) {
+            Packet<T> leaving;
+            if (p < last.packets) leaving = packet_of<T>(ring.leaving());
+            ring.refill();
+            if (p < last.packets) store_gradient(result + column, leaving, column, gradient);
+            column += threads * Packet<T>::size;
+            const int4& arrived = ring.arrived();
+            if (p < next.packets) mine.add(packet_of<T>(arrived));
         }
         if (thread < last.edges) store_edge(result, last_edge, last.edge(thread), gradient);
         if (stores) zero_padding(result, V, P);
@@ -256,6 +253,7 @@ classifier_fused5(T* dlogits, float* losses, const T* logits, const int* targets
         const SoftmaxSum all = block_merge(mine);  // a barrier: the target's logit has been read
         if (loads && thread == 0) losses[row] = loss_of(all, logit_of_target);
         last = next, last_edge = next_edge, gradient = PacketGradient(all, logit_of_target, dloss, target);
+        target = next_target;
     }
 }
 
@@ -297,8 +295,8 @@ classifier_fused5_long(T* dlogits, float* losses, const T* logits, const int* ta
         }
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-            const int p = first + i * threads;
-            if (p < parts.packets) store_gradient(result, loaded[i], parts, p, gradient);
+            const int p = first + i * threads, column = parts.head + p * Packet<T>::size;
+            if (p < parts.packets) store_gradient(result + column, loaded[i], column, gradient);
         }
     }
     if (thread < parts.edges) store_edge(result, edge, parts.edge(thread), gradient);

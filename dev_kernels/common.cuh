@@ -138,40 +138,49 @@ __device__ inline void store_row_packet_streaming(T* row, int first, int size, c
     }
 }
 
-// ------------------------------------------------------------------------------------ rows that begin anywhere
+// ------------------------------------------------------------------------------------------ asynchronous copies
 
-// A row of `size` elements in three parts: `head` elements up to the first multiple of 16 bytes, whole packets, and a
-// tail shorter than a packet. Head and tail together, the edges, are fewer elements than a warp has lanes. A row of
-// another tensor has the same parts if both tensors begin at a multiple of 16 bytes and have rows of one length.
-template <class T>
-struct RowParts {
-    int head = 0, packets = 0, edges = 0;
+// One thread's copies of 16 bytes from global into shared memory, past registers and L1. In each step it starts one, or
+// none, and may then wait() for those of all steps but the last `Pending`. Addresses are multiples of 16. What the
+// thread read from `target` before, it read before it is overwritten; other threads see the copy after a barrier. The
+// emulator copies as late as it may, so that a read without a wait finds something else.
+template <int Pending>
+class AsyncCopies {
+#ifdef KBENCH_EMULATOR
+    static constexpr int kStarted = Pending + 1;
+    int4* targets[kStarted] = {};
+    const int4* sources[kStarted] = {};
+    int oldest = 0;
 
-    __device__ RowParts() {}  // an empty row
-    __device__ RowParts(const T* row, int size) {
-        const int past = reinterpret_cast<unsigned long long>(row) / sizeof(T) % Packet<T>::size;
-        head = min(size, (Packet<T>::size - past) % Packet<T>::size);
-        packets = (size - head) / Packet<T>::size;
-        edges = size - packets * Packet<T>::size;
+public:
+    void start(bool wanted, int4* target, const void* source) {
+        targets[oldest] = wanted ? target : nullptr;
+        sources[oldest] = static_cast<const int4*>(source);
+        oldest = (oldest + 1) % kStarted;
     }
-
-    // Where in the row edge number i is.
-    __device__ int edge(int i) const { return i < head ? i : i + packets * Packet<T>::size; }
+    void wait() {
+        if (targets[oldest]) *targets[oldest] = *sources[oldest];
+    }
+#else
+public:
+    __device__ void start(bool wanted, int4* target, const void* source) {
+        if (wanted) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(target))),
+                         "l"(__cvta_generic_to_global(source))
+                         : "memory");
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    __device__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }
+#endif
 };
 
-// Packets first, first + step, ... of those that begin at `packets`, of which there are `count`, at least 1. From
-// `count` on it is the last one again: a load that always happens waits for no branch, so all N are under way at once.
-template <bool Streaming, class T, int N>
-__device__ inline void load_clamped(Packet<T> (&loaded)[N], const T* packets, int first, int step, int count) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-        const T* address = packets + Offset(min(first + i * step, count - 1)) * Packet<T>::size;
-        if constexpr (Streaming) {
-            loaded[i] = load_packet_streaming(address);
-        } else {
-            loaded[i] = load_packet(address);
-        }
-    }
+// Has L2 fetch `bytes` bytes: one thread asks for all. Both are multiples of 16. Before sm_90 it does nothing.
+__device__ inline void fetch_into_l2(const void* address, int bytes) {
+#if !defined(KBENCH_EMULATOR) && __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(bytes)
+                 : "memory");
+#endif
 }
 
 // ---------------------------------------------------------------------------------------------- reductions
@@ -239,72 +248,6 @@ __device__ inline float any_block_max(float value) {
     if (lane_index() == 0) of_warp[warp_index()] = value;
     __syncthreads();
     return warp_max(lane_index() < int(blockDim.x) / kWarpSize ? of_warp[lane_index()] : -infinity());
-}
-
-// ------------------------------------------------------------------------------------------ softmax in one pass
-
-// The largest of the numbers seen so far, and the sum of exp(number - largest). The sum is rescaled when a larger
-// number comes.
-struct SoftmaxSum {
-    // Before the first number: finite, as -infinity - -infinity would be NaN where two that saw nothing are merged.
-    static constexpr float kLowest = -3.402823466e38f;  // of all finite floats
-    float largest = kLowest;
-    float sum = 0.0f;
-
-    __device__ void add(float value) {
-        const float larger = fmaxf(largest, value);
-        sum = sum * expf(largest - larger) + expf(value - larger);
-        largest = larger;
-    }
-
-    // What load_clamped() loaded. Repetitions of the last packet do not change the largest, and are not added. The sum
-    // is rescaled once for 16 elements: more would take too many registers as floats, where T is a 16-bit type.
-    template <class T, int N>
-    __device__ void add(const Packet<T> (&loaded)[N], int first, int step, int count) {
-        constexpr int kTogether = 16 / Packet<T>::size;
-        static_assert(N % kTogether == 0, "packets are added in groups");
-#pragma unroll
-        for (int group = 0; group < N; group += kTogether) {
-            float larger = largest;
-#pragma unroll
-            for (int i = group; i < group + kTogether; ++i) {
-#pragma unroll
-                for (int j = 0; j < Packet<T>::size; ++j) larger = fmaxf(larger, to_float(loaded[i][j]));
-            }
-            sum *= __expf(largest - larger);
-            largest = larger;
-#pragma unroll
-            for (int i = group; i < group + kTogether; ++i) {
-                float part = 0.0f;
-#pragma unroll
-                for (int j = 0; j < Packet<T>::size; ++j) part += __expf(to_float(loaded[i][j]) - larger);
-                sum += first + i * step < count ? part : 0.0f;
-            }
-        }
-    }
-};
-
-// That of all lanes, in every lane. All lanes of the warp must call it together.
-__device__ inline SoftmaxSum warp_merge(SoftmaxSum of) {
-    const float largest = warp_max(of.largest);
-    of.sum = warp_sum(of.sum * expf(of.largest - largest));
-    of.largest = largest;
-    return of;
-}
-
-// That of all threads of a one-dimensional block of whole warps, in every thread. All threads must call it together;
-// it may be called any number of times.
-__device__ inline SoftmaxSum block_merge(SoftmaxSum of) {
-    __shared__ float largest[kMaxWarps], sums[kMaxWarps];
-    of = warp_merge(of);
-    __syncthreads();  // an earlier call's values have been read by everybody
-    if (lane_index() == 0) largest[warp_index()] = of.largest, sums[warp_index()] = of.sum;
-    __syncthreads();
-    SoftmaxSum of_warp;
-    if (lane_index() < int(blockDim.x) / kWarpSize) {
-        of_warp.largest = largest[lane_index()], of_warp.sum = sums[lane_index()];
-    }
-    return warp_merge(of_warp);
 }
 
 // ------------------------------------------------------------------------------------------------------- quads

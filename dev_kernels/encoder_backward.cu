@@ -62,7 +62,7 @@ __device__ inline void add_atomically(float* sums, const Channels<Element, N>& p
 }
 
 template <class Element, int N>
-__global__ void __launch_bounds__(1024, 2)
+__global__ void __launch_bounds__(1024, 1)
 encoder_backward1(float* __restrict__ sums, Element* __restrict__ dwpe, const Element* __restrict__ dout,
                   const int* __restrict__ rows, int B, int T, int C, bool accumulate) {
     const int per_row = C / N;
@@ -71,7 +71,7 @@ encoder_backward1(float* __restrict__ sums, Element* __restrict__ dwpe, const El
     if (t >= T) return;
     rows += t, dout += Offset(t) * C + c, dwpe += Offset(t) * C + c, sums += c;
 
-    constexpr int batch = 2;  // positions whose loads are under way at the same time; more take too many registers
+    constexpr int batch = 4;  // positions whose loads are under way at the same time
     float of_place[N];
     load_start(of_place, dwpe, accumulate);
 #pragma unroll 1

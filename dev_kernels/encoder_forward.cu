@@ -4,7 +4,7 @@
 //
 //   1  one thread per position (b, t) walks over the channels
 //   2  one thread per element: a warp reads and writes neighbouring channels
-//   3  + 16 bytes per access, and two batch rows per thread: one load of wpe serves both, and their loads of wte are
+//   3  + 16 bytes per access, and four batch rows per thread: one load of wpe serves all, and their loads of wte are
 //      under way together
 #include "common.cuh"
 
@@ -43,8 +43,9 @@ struct alignas(sizeof(Element) * N) Channels {
 
 // A thread has N channels of one t, and `Rows` neighbouring values of b. In the order of threads, channels come first,
 // then t, so that a warp reads and writes whole stretches of rows.
+// More rows need more registers, and bring more bytes under way than a second block would.
 template <class Element, int N, int Rows>
-__global__ void __launch_bounds__(1024, 2)
+__global__ void __launch_bounds__(1024, Rows > 1 ? 1 : 2)
 encoder_forward3(Element* __restrict__ out, const int* __restrict__ inp, const Element* __restrict__ wte,
                  const Element* __restrict__ wpe, int B, int T, int C) {
     using Part = Channels<Element, N>;

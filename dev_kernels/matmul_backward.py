@@ -109,7 +109,8 @@ def _product(a: Array, b: Array, before: Array | None, error: ErrorModel, xp: An
         if rounding:
             part += 2.0 * error.gemm * abs(value[rows])
         if before is not None:
-            part += accumulated * abs(before[rows])
+            # cuBLASLt may round the product to the type of the output before it adds what was there.
+            part += accumulated * abs(before[rows]) + error.storage * abs(value[rows])
             value[rows] += before[rows]
     return value, bound
 

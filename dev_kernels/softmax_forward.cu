@@ -8,13 +8,13 @@
 //   4  one block per row: shuffles within warps, then thread 0 combines the warps' results
 //   5  one thread per row, online: the largest and the sum in one pass, so two passes instead of three
 //   6  one warp per row, online: lanes combine pairs of largest and sum
-//   7  one block per row, for long rows: online, 16 bytes per access, four loads under way per thread; the row waits in
-//      shared memory for its second pass, during which the loads of the next row are under way
+//   7  one block per row, for long rows: online, 16 bytes per access; the row waits in shared memory for its second
+//      pass, during which asynchronous copies bring the next row into its place, some steps before it is needed
 //   8  as 6, 16 bytes per access; the warp finds its largest first, and then adds sums that fit together
 //
 // Exponentials are computed twice rather than kept in `out`, where they would be rounded to its type. Rows need not
-// begin at multiples of 16 bytes: packets begin at the first one in each row. Grids have one dimension.
-#include "common.cuh"
+// begin at multiples of 16 bytes: packets begin at the first sector of memory in each row. Grids have one dimension.
+#include "softmax.cuh"
 
 constexpr int kMaxBlock = 1024;  // keeps a kernel that takes any block size at 65536 / 1024 registers or below
 constexpr int kBatch = 4;        // packets of a thread that are loaded at the same time
@@ -265,15 +265,16 @@ softmax_forward8(T* __restrict__ out, const T* __restrict__ inp, int N, int C) {
 
 // ----------------------------------------------------------------------------------------- online, a block per row
 
-// Rows blockIdx.x, blockIdx.x + gridDim.x, ... one after the other. `held` has room for the packets of a row. In round
-// i a block loads its row i and stores the results of its row i - 1, packet by packet in the same place of `held`:
-// memory reads and writes all the time, and each byte once. A packet belongs to one thread: no barrier guards `held`.
-// Round 0 stores nothing, and the round after the last row loads nothing.
-template <class T>
+// Rows blockIdx.x, blockIdx.x + gridDim.x, ... one after the other. In round i a block reads its row i and stores the
+// results of its row i - 1, packet by packet in the same steps: memory reads and writes all the time, and each byte
+// once. Round 0 stores nothing, and the round after the last row reads nothing.
+template <class T, int Ahead>
 __global__ void __launch_bounds__(kMaxBlock)
 softmax_forward7(T* __restrict__ out, const T* __restrict__ inp, int N, int C) {
     extern __shared__ int4 held[];
     const int thread = threadIdx.x, threads = blockDim.x;
+    RowRing<T, Ahead> ring(held, inp, C, N, C);
+    const int end = steps_of<T>(C) * threads;
     RowParts<T> last;  // the row whose results are stored
     float last_edge = 0.0f, largest = 0.0f, scale = 0.0f;
 
@@ -282,24 +283,16 @@ softmax_forward7(T* __restrict__ out, const T* __restrict__ inp, int N, int C) {
         T* const target = out + (row - gridDim.x) * C;
         const RowParts<T> next = row < N ? RowParts<T>(source, C) : RowParts<T>();
         const float next_edge = thread < next.edges ? to_float(source[next.edge(thread)]) : 0.0f;
+        T* result = target + last.head + thread * Packet<T>::size;
         SoftmaxSum mine;
-        for (int first = thread; first < max(last.packets, next.packets); first += kBatch * threads) {
-            Packet<T> loaded[kBatch] = {};
-            if (next.packets > 0) load_clamped<true>(loaded, source + next.head, first, threads, next.packets);
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                const int p = first + i * threads;
-                if (p < last.packets) {
-                    store_softmax_packet(target + last.head + Offset(p) * Packet<T>::size, packet_of<T>(held[p]),
-                                         largest, scale);
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                const int p = first + i * threads;
-                if (p < next.packets) held[p] = bits_of(loaded[i]);
-            }
-            if (next.packets > 0) mine.add(loaded, first, threads, next.packets);
+        for (int p = thread; p < end; p += threads) {
+            Packet<T> leaving;
+            if (p < last.packets) leaving = packet_of<T>(ring.leaving());
+            ring.refill();
+            if (p < last.packets) store_softmax_packet(result, leaving, largest, scale);
+            result += threads * Packet<T>::size;
+            const int4& arrived = ring.arrived();
+            if (p < next.packets) mine.add(packet_of<T>(arrived));
         }
         if (thread < last.edges) target[last.edge(thread)] = from_float<T>(__expf(last_edge - largest) * scale);
         if (thread < next.edges) mine.add(next_edge);

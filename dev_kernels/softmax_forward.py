@@ -26,8 +26,14 @@ WARP = 32
 PACKET_BYTES = 16
 ITEM_SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
-# Beside a row, a block needs a few static arrays, and the system takes 1 KiB of each block's shared memory.
-SHARED_BESIDE_ROW = 1024
+# Of rows that pass through shared memory: steps that packets are loaded ahead, the most that has room. Bytes under way
+# that keep a multiprocessor's share of memory busy. What a block needs beside: a few static arrays, and 1 KiB that the
+# system takes. Registers of a thread, at most: its kernel may have 1024 of them.
+AHEAD = (6, 3, 1)
+ENOUGH_UNDER_WAY = 32 << 10
+STATIC_SHARED = 1024
+SYSTEM_SHARED = 1024
+REGISTERS = 64
 
 # ---------------------------------------------------------------------------------------------- tensors
 
@@ -126,17 +132,36 @@ def _block_per_row(kernel: str, shared_per_thread: int = 0) -> PlanFunction:
     return plan
 
 
+def _ring(row_bytes: int, block: int, props: Props) -> tuple[int, int, int] | None:
+    """For rows that pass through shared memory: blocks at a time on a multiprocessor, steps ahead, bytes of a block.
+
+    As much as possible under way up to what is enough, and then as many blocks as possible: while one of them is at the
+    end of a row, others are not. None where no row fits.
+    """
+    step = block * PACKET_BYTES
+    row = max(1, _ceil_div(row_bytes // PACKET_BYTES, block)) * step
+    threads = min(props.threads_per_multiprocessor, props.registers_per_multiprocessor // REGISTERS)
+    choices = []
+    for blocks in range(1, max(1, threads // block) + 1):
+        room = min(props.shared_per_block_optin, props.shared_per_multiprocessor // blocks - SYSTEM_SHARED)
+        for ahead in AHEAD:
+            if row + ahead * step <= room - STATIC_SHARED:
+                choices.append((min(blocks * ahead * step, ENOUGH_UNDER_WAY), blocks, ahead))
+    if not choices:
+        return None
+    _, blocks, ahead = max(choices)
+    return blocks, ahead, row + ahead * step
+
+
 def _plan7(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
-    """As many blocks as run at the same time, each with a row in shared memory; else a block per row."""
+    """As many blocks as run at the same time, with rows in shared memory; else a block per row."""
     N, C = problem["N"], problem["C"]
-    shared = C * ITEM_SIZES[problem.storage] // PACKET_BYTES * PACKET_BYTES
-    if shared + SHARED_BESIDE_ROW > props.shared_per_block_optin:
+    ring = _ring(C * ITEM_SIZES[problem.storage], block, props)
+    if ring is None:
         return _block_per_row("softmax_forward7_long")(problem, block, props)
-    resident = min(
-        props.threads_per_multiprocessor // block, props.shared_per_multiprocessor // (shared + 2 * SHARED_BESIDE_ROW)
-    )
-    blocks = min(N, max(1, resident) * props.multiprocessors)
-    return (Launch(f"softmax_forward7<{problem.c_type}>", (blocks,), (block,), ("out", "inp", N, C), shared),)
+    blocks, ahead, shared = ring
+    grid = (min(N, blocks * props.multiprocessors),)
+    return (Launch(f"softmax_forward7<{problem.c_type}, {ahead}>", grid, (block,), ("out", "inp", N, C), shared),)
 
 
 # ----------------------------------------------------------------------------------------------- family
@@ -155,7 +180,9 @@ CHECK_SHAPES = (
     _shape(2, 257, "one past a block of 256"),
     _shape(67, 33, "more rows than a block of 64 has threads or warps", (1, 5, 6, 8), 64),
     _shape(37, 17, "more short rows than blocks run at the same time", (7,), 1024),
-    _shape(7, 19001, "more long rows than blocks run at the same time", (7,), 1024),
+    _shape(7, 9001, "rows shorter than what is loaded ahead, more than blocks run at the same time", (7,), 1024),
+    _shape(4, 37003, "long rows, which leave room to load three steps ahead", (7,), 1024),
+    _shape(4, 45061, "longer rows, which leave room for one step", (7,), 1024),
     _shape(3, 1031, "prime length: several elements of every thread", None, 64),
     _shape(7, 1096, "aligned rows, more than a batch of packets per thread", (7, 8), 32),
     _shape(1, 2053, "a long row", (2, 4, 6, 8), 1024),

@@ -27,7 +27,7 @@ def said(rows):
     return [f"v{row.version} block {row.block} {row.problem}: {row.status}: {row.reason}" for row in rows]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "tf32"])
+@pytest.mark.parametrize("dtype", load_catalog()[FAMILY].dtypes)
 def test_every_version_is_right_at_every_block_size_on_the_check_shapes(bench, dtype):
     rows = rows_of(bench, mode="check", dtype=dtype)
     wrong = [row for row in rows if row.status not in ("pass", "refused")]

@@ -12,6 +12,7 @@ import pytest
 from kbench.catalog import load_catalog
 from kbench.check.case import Case, make_case
 from kbench.check.probe import probe, used_share
+from kbench.device.cuda.gemm import operands
 from kbench.device.dtypes import numpy_dtype
 from kbench.family import Array, ErrorModel, Expected, Gemm, Launch, Matrix, Problem, Props, Sdpa, tensors_of
 
@@ -154,6 +155,8 @@ def test_version_6_takes_every_head_where_it_lies(sizes: Sizes) -> None:
         wanted = [inp[b, :, 0, h], inp[b, :, 1, h], square[b, h], square[b, h], inp[b, :, 2, h], out[b, :, h]]
         for matrix, expected in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(places(matrix, member), expected)
+    for gemm in gemms:
+        operands(gemm, FAMILY.tensors(of))  # cuBLASLt takes heads that lie side by side, as inputs and as an output
 
 
 @pytest.mark.parametrize("C", [1, 64, 100, 256])

@@ -110,9 +110,21 @@ def test_rows_that_are_not_aligned_take_the_kernels_for_them() -> None:
 
 def test_version_5_keeps_a_row_in_shared_memory_where_it_fits() -> None:
     default = Problem(FAMILY.presets["default"], "fp32")
-    assert (launch(5, default).grid, launch(5, default).shared) == ((132,), 201024)
+    assert (launch(5, default).grid, launch(5, default).shared) == ((132,), 14 * 1024 * 16)
+    assert [launch(5, default, block).kernel for block in (1024, 512, 256)] == [
+        f"classifier_fused5<float, {ahead}>" for ahead in (1, 3, 6)
+    ]
     longer = problem(1, 500, 60000, 60000)
     assert (launch(5, longer).kernel, launch(5, longer).grid) == ("classifier_fused5_long<float>", (500,))
+
+
+def test_check_shapes_reach_every_distance_of_loading_ahead() -> None:
+    kernels = set()
+    for shape in FAMILY.check_shapes:
+        if shape.versions is None or 5 in shape.versions:
+            for block in shape.block_sizes or FAMILY.by_number[5].blocks:
+                kernels.add(launch(5, Problem(shape.sizes, "fp32"), block).kernel)
+    assert kernels == {f"classifier_fused5<float, {ahead}>" for ahead in (1, 3, 6)} | {"classifier_fused5_long<float>"}
 
 
 def test_rows_must_have_room_for_the_vocabulary() -> None:

@@ -206,9 +206,7 @@ def test_an_address_that_cudnn_cannot_load_from_is_refused(library: Cudnn) -> No
 
 def test_what_cudnn_does_not_support_is_refused_in_its_own_words(library: Cudnn) -> None:
     library.api.fault = NotSupported("head_dim should be\n  a multiple of 8")
-    with pytest.raises(
-        LaunchRefused, match="has no causal attention .* HS=8: head_dim should be a multiple of 8"
-    ):
+    with pytest.raises(LaunchRefused, match="has no causal attention .* HS=8: head_dim should be a multiple of 8"):
         PreparedSdpa(library, STEP, TENSORS)
 
 

@@ -63,10 +63,10 @@ def test_grids_cover_all_elements_once(sizes: tuple[int, int, int, int]) -> None
 @pytest.mark.parametrize(
     "sizes, kernel",
     [
-        ((8, 1024, 768, 50257), "encoder_forward3<__nv_bfloat16, 8, 2>"),
+        ((8, 1024, 768, 50257), "encoder_forward3<__nv_bfloat16, 8, 4>"),
         ((1, 1024, 768, 50257), "encoder_forward3<__nv_bfloat16, 8, 1>"),
         ((1, 8192, 8192, 50257), "encoder_forward3<__nv_bfloat16, 8, 1>"),
-        ((8, 1024, 770, 50257), "encoder_forward3<__nv_bfloat16, 1, 2>"),
+        ((8, 1024, 770, 50257), "encoder_forward3<__nv_bfloat16, 1, 4>"),
     ],
 )
 def test_width_and_rows_follow_from_the_sizes(sizes: tuple[int, int, int, int], kernel: str) -> None:

@@ -90,12 +90,38 @@ def launch(number: int, of: Problem, block: int, props: Props = H200) -> Launch:
 
 def test_version_7_keeps_a_row_in_shared_memory_where_it_fits() -> None:
     default = Problem(FAMILY.presets["default"], "fp32")
-    assert (launch(7, default, 1024).grid, launch(7, default, 1024).shared) == ((132,), 201024)
+    assert (launch(7, default, 1024).grid, launch(7, default, 1024).shared) == ((132,), 14 * 1024 * 16)
     assert launch(7, default, 1024, SMALL_GPU).kernel == "softmax_forward7_long<float>"
     assert launch(7, default, 1024, SMALL_GPU).grid == (8192,)
     # In 16 bits two rows fit side by side, and blocks of a row never outnumber rows.
-    assert launch(7, Problem(FAMILY.presets["default"], "bf16"), 512).grid == (264,)
+    assert launch(7, Problem(FAMILY.presets["default"], "bf16"), 256).grid == (264,)
     assert launch(7, problem(3, 64), 32).grid == (3,)
+
+
+@pytest.mark.parametrize("block, ahead", [(1024, 1), (512, 3), (256, 6)])
+def test_version_7_loads_as_far_ahead_as_shared_memory_has_room(block: int, ahead: int) -> None:
+    step = launch(7, Problem(FAMILY.presets["default"], "fp32"), block)
+    assert (step.kernel, step.shared) == (f"softmax_forward7<float, {ahead}>", 229376)
+
+
+@pytest.mark.parametrize("dtype", FAMILY.dtypes)
+@pytest.mark.parametrize("C", [1, 1000, 8192, 14000, 50257])
+def test_all_blocks_of_version_7_run_at_the_same_time(C: int, dtype: str) -> None:
+    for block in FAMILY.by_number[7].blocks:
+        step = launch(7, problem(100000, C, dtype), block)
+        blocks = step.grid[0] // H200.multiprocessors
+        assert step.grid[0] == blocks * H200.multiprocessors
+        assert blocks * (step.shared + 2048) <= H200.shared_per_multiprocessor
+        assert blocks * block * 64 <= H200.registers_per_multiprocessor
+
+
+def test_check_shapes_reach_every_distance_of_loading_ahead() -> None:
+    kernels = set()
+    for shape in FAMILY.check_shapes:
+        if shape.versions is None or 7 in shape.versions:
+            for block in shape.block_sizes or FAMILY.by_number[7].blocks:
+                kernels.add(launch(7, Problem(shape.sizes, "fp32"), block).kernel)
+    assert kernels == {f"softmax_forward7<float, {ahead}>" for ahead in (1, 3, 6)} | {"softmax_forward7_long<float>"}
 
 
 @pytest.mark.parametrize("sizes", [*FAMILY.presets.values(), *(shape.sizes for shape in FAMILY.check_shapes)])

@@ -17,6 +17,7 @@ BUGS = {
         "if (stores) zero_padding(result, V, P);", "", 5, 64, {"B": 1, "T": 2, "V": 61, "P": 64}
     ),
     "the target is an element like any other": Bug(
-        "if (has_target) result", "if (false) result", 5, 64, {"B": 2, "T": 3, "V": 120, "P": 120}
+        "if (0 <= target && target < Packet<T>::size) packet", "if (false) packet",
+        5, 64, {"B": 2, "T": 3, "V": 120, "P": 120},
     ),
 }  # fmt: skip

@@ -9,9 +9,9 @@ BUGS = {
     ),
     "a row of the batch past the last is written": Bug(
         "if (i < rows) *reinterpret_cast", "*reinterpret_cast",
-        version=3, block=64, sizes={"B": 3, "T": 49, "C": 43, "V": 90},
+        version=3, block=64, sizes={"B": 5, "T": 49, "C": 43, "V": 90},
     ),
-    "both rows of a thread get the token of the first": Bug(
+    "all rows of a thread get the token of the first": Bug(
         "inp[(b + min(i, rows - 1)) * T + t]", "inp[b * T + t]",
         version=3, block=256, sizes={"B": 7, "T": 51, "C": 264, "V": 90},
     ),

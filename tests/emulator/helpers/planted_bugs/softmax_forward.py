@@ -14,6 +14,9 @@ BUGS = {
     "lanes without an element begin at -infinity": Bug(
         "    SoftmaxSum all;\n", "    SoftmaxSum all;\n    all.largest = -infinity();\n", 6, 32, {"N": 2, "C": 5}
     ),
+    "a packet is read that has not arrived": Bug(
+        "const int4& arrived = ring.arrived();", "const int4& arrived = ring.leaving();", 7, 64, {"N": 5, "C": 700}
+    ),
     "the last row of each block is never stored": Bug(
         "row < Offset(N) + gridDim.x;", "row < N;", 7, 256, {"N": 5, "C": 300}
     ),
