@@ -175,11 +175,13 @@ __device__ inline void normalise_packet(T* __restrict__ normed, Packet<T> x, con
     store_row_packet<Aligned>(normed, packet * Packet<T>::size, C, x);
 }
 
+// 32 registers, two of the largest blocks per multiprocessor, suffice for packets of a 16-bit type only: a float's weight
+// and bias are twice as long, and elements that are loaded one by one need a register each.
 template <class T, bool Aligned>
-__global__ void fused_residual_forward4(T* __restrict__ normed, T* residual, float* __restrict__ mean,
-                                        float* __restrict__ rstd, const T* __restrict__ inp1,
-                                        const T* __restrict__ inp2, const T* __restrict__ weight,
-                                        const T* __restrict__ bias, int rows, int C) {
+__global__ void __launch_bounds__(kMaxBlock, Aligned && sizeof(T) == 2 ? 2 : 1)
+fused_residual_forward4(T* __restrict__ normed, T* residual, float* __restrict__ mean, float* __restrict__ rstd,
+                        const T* __restrict__ inp1, const T* __restrict__ inp2, const T* __restrict__ weight,
+                        const T* __restrict__ bias, int rows, int C) {
     constexpr int kPacket = Packet<T>::size;
     const Offset row = row_of_warp();
     if (row >= rows) return;  // a whole warp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kbench.catalog import kernel_folder, load_catalog
-from kbench.family import Family, Problem, Props, Version, kernels_of
+from kbench.family import Family, Launch, Problem, Props, Version
 from kbench.source import load_source
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
@@ -24,16 +25,23 @@ PROPS = Props("any GPU", "sm_90", 132, 2048, 1024, 48 << 10, 227 << 10, 228 << 1
 has_nvrtc = importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.bindings") is not None
 
 
-def kernels(family: Family, version: Version) -> list[str]:
-    """Over all presets, check shapes, dtypes and block sizes that the version takes."""
-    names: dict[str, None] = {}
+# The same for every GPU from sm_80 to sm_100: registers of a multiprocessor, handed out to warps in lots of 256.
+REGISTERS, LOT = 65536, 256
+
+
+def kernels(family: Family, version: Version) -> dict[str, int]:
+    """Over all presets, check shapes, dtypes and block sizes that the version takes: kernels, and the largest block
+    that each is launched with."""
+    threads: dict[str, int] = {}
     for sizes in [*family.presets.values(), *(shape.sizes for shape in family.check_shapes)]:
         for dtype in version.dtypes:
             for block in version.blocks:
                 problem = Problem(sizes, dtype)
                 if not family.refusal(version, problem, block):
-                    names.update(dict.fromkeys(kernels_of(version.plan(problem, block, PROPS))))
-    return list(names)
+                    for step in version.plan(problem, block, PROPS):
+                        if isinstance(step, Launch):
+                            threads[step.kernel] = max(threads.get(step.kernel, 0), math.prod(step.block))
+    return threads
 
 
 @pytest.mark.skipif(not has_nvrtc, reason="cuda-bindings, and with it NVRTC, is not installed")
@@ -51,6 +59,10 @@ def test_every_kernel_compiles(name: str, number: int, arch: str) -> None:
     assert set(cubin.infos) == set(wanted)
     for kernel, info in cubin.infos.items():
         assert info.registers is not None and 0 < info.registers <= 255, kernel
+        of_warp = -(-info.registers * 32 // LOT) * LOT
+        warps = -(-wanted[kernel] // 32)
+        assert warps * of_warp <= REGISTERS, f"{kernel} cannot be launched: {info.registers} registers, {warps} warps"
+        assert info.max_threads is None or wanted[kernel] <= info.max_threads, kernel
         assert not info.spill_bytes, f"{kernel} spills {info.spill_bytes} bytes of registers"
 
 
