@@ -167,7 +167,7 @@ FAMILY = Family(
     presets={
         "default": _sizes(8, 1024, 768, 50257),
         "small": _sizes(4, 64, 64, 1000),
-        "large": _sizes(48, 1024, 2048, 50257),
+        "large": _sizes(4, 12288, 2048, 50257),
     },
     check_shapes=(
         CheckShape(_sizes(1, 1, 1, 1), "one of everything"),
