@@ -11,7 +11,7 @@
 //      each of 256 threads keeps 8 x 8 sums in registers, which begin with the bias
 //
 // All sizes are whatever they are. Grids have one dimension: it alone may exceed 65535 blocks.
-#include "common.cuh"
+#include "tiles.cuh"
 
 // By (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), which cancels nothing where tanh(u) is near -1. The fast division is
 // 2 ulp off, and 0 for divisors above 2^126, as it should be.

@@ -65,7 +65,7 @@ def _traffic(problem: Problem) -> float:
 
 FAMILY = Family(
     name="nccl_all_reduce",
-    summary="Sum over GPUs, one process per GPU: every rank receives the sum of what all ranks send",
+    summary="sum over GPUs, one process per GPU: every rank receives the sum of what all ranks send",
     sizes={"N": "elements of each rank", "R": "ranks, that is GPUs"},
     dtypes=DTYPES,
     presets={

@@ -11,7 +11,7 @@
 //
 // In versions 1 to 4 a block of 256 threads has a tile of 128 x 128 elements, and only tiles at or below the diagonal
 // have a block. T and HS are whatever they are. Grids have one dimension: it alone may exceed 65535 blocks.
-#include "common.cuh"
+#include "tiles.cuh"
 
 constexpr int kSide = 8;  // rows and columns per thread of versions 1 to 3
 

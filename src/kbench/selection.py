@@ -58,11 +58,12 @@ class Selection:
                 for version in versions:
                     yield Job(name, version.number, version.idea, dict(sizes), self.dtype, version.blocks[0], purpose)
                 continue
-            dtype = _checked_dtype(family, self.dtype)
-            for shape in self._shapes(family, dtype, device_kind):
+            usual = _checked_dtype(family, self.dtype)
+            for shape in self._shapes(family, usual, device_kind):
                 for version in versions:
                     if shape.versions is not None and version.number not in shape.versions:
                         continue
+                    dtype = self._dtype_of(version, usual, len(versions))
                     for block in self._blocks(version, shape):
                         yield Job(name, version.number, version.idea, dict(shape.sizes), dtype, block, purpose)
 
@@ -79,6 +80,13 @@ class Selection:
         for shape in shapes:
             _require_valid(family, shape.sizes, dtype)
         return shapes
+
+    def _dtype_of(self, version: Version, usual: str, versions: int) -> str:
+        """Left open, a version that is one of other dtypes by nature takes its own; but a ladder of versions, whose
+        times are compared, keeps to one dtype."""
+        if self.dtype is not None or usual in version.dtypes or (self.mode == "run" and versions > 1):
+            return usual
+        return version.dtypes[0]
 
     def _blocks(self, version: Version, shape: _Shape) -> Sequence[int]:
         """Block sizes of a version to run: a fixed one runs once, whatever was asked."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,11 @@ def test_check_of_nothing_is_not_a_success(kbench: Runner) -> None:
     assert status == Exit.NOTHING
     assert "refused" in out and "nothing was checked" in err
     assert "version 1 refused: needs T even" in out
+
+
+def test_check_tells_a_rule_once_for_all_problems_that_break_it(kbench: Runner) -> None:
+    rows = [replace(failed(1, "refused", f"needs T even (here T={T})"), sizes={"T": T}) for T in (3, 5)]
+    assert "version 1 refused: needs T even (2 rows)\n" in kbench("check toy", rows)[1]
 
 
 def test_check_says_determinism_as_it_was_seen(kbench: Runner) -> None:

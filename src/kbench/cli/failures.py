@@ -103,7 +103,12 @@ def show_reasons(rows: Sequence[Row], screen: Screen) -> None:
 def show_refusals(rows: Sequence[Row], screen: Screen) -> None:
     """Why the versions of a family that ran nowhere were refused or skipped, each reason once with its rows."""
     ran = {row.version for row in rows if row.status not in ("refused", "skipped")}
-    groups = Counter((row.version, row.status, row.reason) for row in rows if row.version not in ran)
+    # A rule is told once, not again for every problem that breaks it.
+    groups = Counter(
+        (row.version, row.status, row.reason.removesuffix(f" (here {row.problem})"))
+        for row in rows
+        if row.version not in ran
+    )
     for (number, status, reason), count in groups.items():
         many = f" ({count} rows)" if count > 1 else ""
         screen.prose(f"version {number} {status}: {reason}{many}", rest="    ", status=status)

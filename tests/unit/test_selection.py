@@ -1,0 +1,51 @@
+"""From what was typed to rows: dtypes of families and versions, flags, sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from kbench.catalog import load_catalog
+from kbench.errors import UsageError
+from kbench.grammar import Target
+from kbench.selection import Selection
+
+CATALOG = load_catalog()
+
+
+def jobs(*targets, mode="check", **select):
+    return list(Selection(list(targets), mode, **select).jobs(CATALOG, "cuda"))
+
+
+def test_a_dtype_that_a_family_lacks_is_an_error_for_one_target_and_a_row_per_version_among_several():
+    with pytest.raises(UsageError, match="gelu_forward has no dtype 'tf32'"):
+        jobs(Target("gelu_forward"), dtype="tf32")
+    rows = [job for job in jobs(Target("gelu_forward"), Target("trimat_forward"), dtype="tf32", mode="sweep")]
+    assert [(job.version, job.dtype) for job in rows if job.family == "gelu_forward"] == [(1, "tf32"), (2, "tf32")]
+    assert {job.version for job in rows if job.family == "trimat_forward"} == {0, 1, 2, 3, 4}
+
+
+def test_versions_of_other_dtypes_take_their_own_where_none_is_named():
+    family = Target("attention_forward")
+    dtypes = {job.version: job.dtype for job in jobs(family)}
+    assert dtypes == {1: "fp32", 2: "fp32", 3: "fp32", 4: "fp32", 5: "bf16", 6: "bf16", 10: "bf16"}
+    assert {job.dtype for job in jobs(Target("attention_forward", (6,)), mode="run")} == {"bf16"}
+    assert {job.dtype for job in jobs(family, mode="run")} == {"fp32"}, "a ladder compares times of one dtype"
+    assert {job.dtype for job in jobs(family, dtype="fp32")} == {"fp32"}
+
+
+def test_flags_are_0_or_1_and_sizes_start_at_1():
+    family = Target("matmul_backward_bias", (1,))
+    assert {job.sizes["accumulate"] for job in jobs(family, mode="sweep", sizes={"accumulate": [0, 1]})} == {0, 1}
+    with pytest.raises(UsageError, match="accumulate is 0 or 1, not 2"):
+        jobs(family, sizes={"accumulate": [2]})
+    with pytest.raises(UsageError, match="size T=0 must be at least 1"):
+        jobs(family, sizes={"T": [0]})
+
+
+def test_a_block_of_every_version_of_every_family_is_a_job():
+    rows = jobs()
+    for name in CATALOG.names:
+        for version in CATALOG[name].versions:
+            blocks = {job.block for job in rows if (job.family, job.version) == (name, version.number)}
+            assert blocks == set(version.blocks), f"{name}:{version.number}"
+    assert sum(len(CATALOG[name].versions) for name in CATALOG.names) == 89 and len(CATALOG.names) == 22
