@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +42,8 @@ class Selection:
         Raises UsageError for names that do not exist, and for sizes that break a rule of the family.
         """
         purpose = "check" if self.mode == "check" else "time"
+        if not self.targets and self.preset is not None and not _anybody_has(catalog, self.preset):
+            raise UsageError(f"no family has a preset {self.preset!r}", "`kbench list FAMILY` names a family's presets")
         for target in self.targets or [Target(name) for name in catalog.names]:
             name = target.family
             try:
@@ -51,6 +54,8 @@ class Selection:
                 # One of several: its row, which cannot be evaluated either, says what is wrong; the others go on.
                 yield Job(name, 0, "", {}, self.dtype or "fp32", 0, purpose)
                 continue
+            if not self.targets and self.preset is not None and self.preset not in family.presets:
+                continue  # of all families, those that have the preset
             versions = [catalog.version(name, number) for number in target.versions or family.by_number]
             if self.dtype is not None and self.dtype not in family.dtypes and len(self.targets) != 1:
                 # One of several: a refused row per version says so, and the other families go on.
@@ -104,6 +109,14 @@ class _Shape:
     sizes: Mapping[str, int]
     versions: tuple[int, ...] | None = None
     block_sizes: tuple[int, ...] | None = None
+
+
+def _anybody_has(catalog: Catalog, preset: str) -> bool:
+    for name in catalog.names:
+        with contextlib.suppress(UsageError):  # a broken family's row says what is wrong with it
+            if preset in catalog[name].presets:
+                return True
+    return False
 
 
 def volume(family: Family, sizes: Mapping[str, int], dtype: str) -> int:

@@ -21,8 +21,14 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w+) ?(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = FENCE.findall(README)
+# A block may say in its first line that its commands need a GPU, or are slow: then `make test-all` runs them.
 COMMANDS = [
-    (line.removeprefix("$ "), "gpu" in info.split())
+    pytest.param(
+        line.removeprefix("$ "),
+        "gpu" in info.split(),
+        id=line.removeprefix("$ "),
+        marks=[pytest.mark.slow] if "slow" in info.split() else [],
+    )
     for kind, info, text in BLOCKS
     if kind == "console"
     for line in text.splitlines()
@@ -63,12 +69,12 @@ def test_the_readme_has_commands_and_files() -> None:
     # Guards the tests below against a changed way of writing fences, which would leave them nothing to do.
     assert len(COMMANDS) >= 8
     assert {kind for kind, _, _ in BLOCKS} == {"sh", "console", "text", "cuda", "python"}
-    assert any(gpu for _, gpu in COMMANDS)
+    assert any(command.values[1] for command in COMMANDS)
 
 
 @needs_kernels
 @pytest.mark.emulator
-@pytest.mark.parametrize(("line", "gpu"), COMMANDS, ids=[line for line, _ in COMMANDS])
+@pytest.mark.parametrize(("line", "gpu"), COMMANDS)
 @pytest.mark.usefixtures("folder_with_the_files_of_the_readme")
 def test_readme_commands(line: str, gpu: bool) -> None:
     if gpu and (reason := probe_gpu()):

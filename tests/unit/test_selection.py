@@ -49,3 +49,12 @@ def test_a_block_of_every_version_of_every_family_is_a_job():
             blocks = {job.block for job in rows if (job.family, job.version) == (name, version.number)}
             assert blocks == set(version.blocks), f"{name}:{version.number}"
     assert sum(len(CATALOG[name].versions) for name in CATALOG.names) == 89 and len(CATALOG.names) == 22
+
+
+def test_a_preset_that_not_all_families_have_selects_those_that_have_it():
+    named = {job.family for job in jobs(mode="sweep", preset="large")}
+    assert named == {name for name in CATALOG.names if "large" in CATALOG[name].presets} != set(CATALOG.names)
+    with pytest.raises(UsageError, match="trimat_forward has no preset 'large'"):
+        jobs(Target("trimat_forward"), Target("gelu_forward"), mode="sweep", preset="large")
+    with pytest.raises(UsageError, match="no family has a preset 'larg'"):
+        jobs(mode="sweep", preset="larg")

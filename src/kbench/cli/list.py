@@ -72,17 +72,12 @@ def _show(family: Family, versions: list[Version], screen: Screen) -> None:
     for rule in family.rules:
         screen.prose(rule.text, "rule: ")
     screen.say()
-    columns = [
-        Column("ver", "right"),
-        Column("idea", flexible=True),
-        Column("dtypes", drop=1),
-        Column("blocks"),
-        Column("det"),
-    ]
-    lines = [
-        [str(v.number), _idea(v), " ".join(v.dtypes), _blocks(v), "yes" if v.claims_deterministic else "no"]
-        for v in versions
-    ]
+    columns = [Column("ver", "right"), Column("idea", flexible=True), Column("blocks"), Column("det")]
+    lines = [[str(v.number), _idea(v), _blocks(v), "yes" if v.claims_deterministic else "no"] for v in versions]
+    if any(set(v.dtypes) != set(family.dtypes) for v in versions):
+        columns.insert(2, Column("dtypes", drop=1))
+        for line, version in zip(lines, versions, strict=True):
+            line.insert(2, " ".join(version.dtypes))
     screen.table(columns, lines)
     screen.prose("the same bits at every launch; `kbench check` proves it", "det: ")
 
