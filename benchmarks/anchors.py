@@ -1,8 +1,15 @@
 """The families' operations in PyTorch: what `benchmarks/families.py` times beside kbench.
 
 Each function takes the family's sizes and a torch dtype, makes inputs on the GPU, and returns a function of no
-arguments that does the operation once: the same outputs, from the same inputs, in the same types as the family's
-contract. It is timed as it stands and through torch.compile.
+arguments that does the operation once, on inputs and into outputs of the family's shapes and types. It is timed as it
+stands and through torch.compile.
+
+Where that is not the family's contract to the letter:
+- trimat_forward computes the whole square, of which the family wants the lower triangle, and scales it by a step of its
+  own;
+- classifier_fused leaves the padding of dlogits as it is, where the family writes zeros;
+- the sizes `gelu` and `accumulate` are not looked at: all is done as with gelu=0 and accumulate=1, which is what the
+  families' presets say.
 """
 
 from __future__ import annotations

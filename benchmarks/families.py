@@ -5,7 +5,8 @@
 
 kbench's rows are proved and timed anew, through the same code as `kbench run`. PyTorch's operations
 (benchmarks/anchors.py) run on the same stream under kbench's own timer: cold L2, held stream, median. The claim is the
-ratio of the two medians.
+ratio of the two medians. A family that has no row in best.json, or whose row fails now, is told in a line; the others
+go on, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from kbench.errors import UsageError
 from kbench.grammar import Target
 from kbench.results.best import load_best
 from kbench.results.schema import Row
@@ -25,7 +27,7 @@ from kbench.selection import Selection
 from kbench.sweep import Bench, Options
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("families", nargs="*", help="all that PyTorch has, if none is named")
     parser.add_argument("--dtype", help="each family's default, if left out")
@@ -47,12 +49,17 @@ def main() -> None:
     lines = []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, cold L2, ms; ratio: best of PyTorch / kbench")
     print(f"{'family':30s} {'dtype':5s} {'ver':>3s} {'kbench':>9s} {'eager':>9s} {'compiled':>9s} {'ratio':>6s}")
-    rows = list(_fastest(names, options.dtype, options.preset, options.results))
+    rows, gaps = [], 0
+    # All of kbench's rows first: its worker process has the GPU for itself until then.
+    for name, found in _fastest(names, options.dtype, options.preset, options.results):
+        if isinstance(found, Row) and found.measurement is not None:
+            rows.append(found)
+        else:
+            gaps += 1
+            print(f"{name:30s} {f'{found.dtype} {found.status}: {found.reason}' if isinstance(found, Row) else found}")
     device = _device()
     for row in rows:
-        if row.measurement is None:
-            print(f"{row.family:30s} {row.dtype:5s} {row.status}: {row.reason}")
-            continue
+        assert row.measurement is not None
         # A float32 product of PyTorch's stays in float32 unless it is told otherwise, as kbench's does.
         torch.backends.cuda.matmul.allow_tf32 = row.dtype == "tf32"
         operation = ANCHORS[row.family](row.sizes, DTYPES[row.dtype])
@@ -67,21 +74,31 @@ def main() -> None:
         torch.cuda.empty_cache()
     if options.json:
         options.json.write_text(json.dumps(lines, indent=1))
+    return 1 if gaps else 0
 
 
-def _fastest(names: list[str], dtype: str | None, preset: str, results: Path) -> Iterator[Row]:
-    """The fastest version of each family, as the last sweep found it, proved and timed again."""
+def _fastest(names: list[str], dtype: str | None, preset: str, results: Path) -> Iterator[tuple[str, Row | str]]:
+    """The fastest version of each family, as the last sweep found it, proved and timed again; or why there is none."""
     with Bench(Options(device="cuda"), lambda line: print(line, file=sys.stderr)) as bench:
         kept = load_best(results)["gpus"].get(bench.device_name, {})
         for name in names:
-            jobs = bench.jobs(Selection([Target(name)], "sweep", dtype=dtype, preset=preset))
+            try:
+                jobs = bench.jobs(Selection([Target(name)], "sweep", dtype=dtype, preset=preset))
+            except UsageError as error:
+                yield name, str(error)
+                continue
             entries: Any = kept.get(name, {}).get(jobs[0].dtype, {}).get("cold", {}).get(_problem(jobs[0].sizes), {})
-            proven = [entry["row"] for entry in entries.values()]
-            if not proven:
-                raise SystemExit(f"{results}/best.json has no row of {name} {jobs[0].dtype}: first `kbench sweep`")
-            best = min(proven, key=lambda row: float(row["measurement"]["median_ms"]))
-            wanted = [job for job in jobs if (job.version, job.block) == (best["version"], best["block"])]
-            yield from bench.rows(wanted)
+            proven = sorted((entry["row"] for entry in entries.values()), key=_median)
+            places = [(row["version"], row["block"]) for row in proven[:1]]
+            wanted = [job for job in jobs if (job.version, job.block) in places and job.dtype == jobs[0].dtype]
+            if not wanted:
+                yield name, f"{results}/best.json has no row of {jobs[0].dtype} {preset}: first `kbench sweep`"
+            for row in bench.rows(wanted):
+                yield name, row
+
+
+def _median(row: dict[str, Any]) -> float:
+    return float(row["measurement"]["median_ms"])
 
 
 def _problem(sizes: Any) -> str:
@@ -109,4 +126,4 @@ def _torch_ms(device: Any, torch: Any, operation: Any) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,8 +2,8 @@
 
     python3 benchmarks/results_page.py "Default problems=results/runs/ID.jsonl" [--anchors FILE] > docs/results.md
 
-Each of any number of arguments is a heading and the run whose best versions stand below it. The ceilings are those that the run itself
-measured.
+Each of any number of arguments is a heading and the run whose best versions stand below it. The ceilings are those that
+the run itself measured, as far as it did.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kbench.measure.ceilings import Ceilings
+from kbench.ceilings import Ceilings
 from kbench.results.store import Run, read_run
 from kbench.results.summary import Line, summarise
 from kbench.results.tables import milliseconds, percent
@@ -51,15 +51,22 @@ def main() -> None:
 
 def _section(heading: str, run: Run) -> Iterator[str]:
     device: dict[str, Any] = run.header["device"]
-    ceilings = Ceilings.from_dict(device["ceilings"])
+    ceilings = Ceilings.from_dict(device["ceilings"]) if device.get("ceilings") else Ceilings()
     yield f"## {heading}\n"
-    yield f"{device['name']}, driver {device['driver']}, {device['compiler']}, {run.header['started'][:10]};"
-    rates = ", ".join(f"{dtype} {rate:,.0f}" for dtype, rate in ceilings.gemm_tflops.items())
-    yield f"ceilings: copy {ceilings.copy_gbs:,.0f} GB/s, GEMM {rates} TFLOP/s. {len(run.rows)} rows.\n"
+    driver = f"driver {device['driver']}, " if device.get("driver") else ""
+    yield f"{device['name']}, {driver}{device['compiler']}, {run.header['started'][:10]};"
+    yield f"ceilings: {_ceilings(ceilings)}. {len(run.rows)} rows.\n"
     yield from _table(
         ("family", "problem", "dtype", "version", "block", "ms", "GB/s", "TFLOP/s", "of ceiling"),
         [_cells(line) for line in summarise(run.rows, ceilings) if line.version is not None],
     )
+
+
+def _ceilings(ceilings: Ceilings) -> str:
+    known = [f"copy {ceilings.copy_gbs:,.0f} GB/s"] if ceilings.copy_gbs else []
+    if ceilings.gemm_tflops:
+        known.append(f"GEMM {', '.join(f'{k} {rate:,.0f}' for k, rate in ceilings.gemm_tflops.items())} TFLOP/s")
+    return "; ".join([", ".join(known) or "not known", *ceilings.notes])
 
 
 def _cells(line: Line) -> list[str]:

@@ -6,11 +6,11 @@
 // with correction1 = 1 - beta1^t and correction2 = 1 - beta2^t in step t. Parameters and gradients are stored as
 // Element, moments in fp32: bf16 would round away the 0.1% by which v changes in a step.
 //
-// The versions, each with what it adds:
+// Versions ("+": what it adds to the one before):
 //
-//   1  one thread per parameter, the formulas as they stand, m and v in memory
-//   2  + everything in registers, four parameters per thread and access, moments as interpolations of two FMAs, one
-//      fast quotient and one fast root per parameter, products with the inverses of the corrections
+//   1  one thread per parameter: the formulas as they stand, moments updated in memory
+//   2  + everything in registers, four parameters per thread and access; cheaper arithmetic, too: moments as two FMAs
+//      each, a fast root and a fast quotient, products with the inverses of the corrections
 #include "common.cuh"
 
 // -------------------------------------------------------------------------------------- 1: a thread per parameter

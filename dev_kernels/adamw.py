@@ -141,10 +141,15 @@ FAMILY = Family(
     tensors=_tensors,
     reference=_reference,
     versions=(
-        Version(1, "one thread per parameter, moments in memory", _plan("adamw1", 1, CORRECTIONS), DTYPES),
+        Version(
+            1,
+            "one thread per parameter: the formulas as they stand, moments updated in memory",
+            _plan("adamw1", 1, CORRECTIONS),
+            DTYPES,
+        ),
         Version(
             2,
-            "in registers, four parameters per thread, moments as two FMAs",
+            "as 1, everything in registers, four parameters per thread; moments as two FMAs each",
             _plan("adamw2", PER_THREAD, INVERSES),
             DTYPES,
         ),

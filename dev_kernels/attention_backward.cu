@@ -6,16 +6,20 @@
 //     dv   = att^T dout                        a GEMM
 //     dpreatt[t, t3] = scale * sum over t2 <= t of att[t, t2] * ((t2 == t3) - att[t, t3]) * datt[t, t2]
 //     dq   = dpreatt k, dk = dpreatt^T q       two GEMMs
-// with scale = 1 / sqrt(HS), and dpreatt = 0 for t3 > t. The versions differ in how they compute dpreatt:
+// with scale = 1 / sqrt(HS), and dpreatt = 0 for t3 > t. All versions share the GEMMs, and differ in dpreatt.
 //
-//   1  one thread per column t3 walks over all batches, heads, rows t and t2
-//   2  + one thread per column of each head: heads run side by side
-//   3  + one warp per column: lanes split the sum over t2, so loads coalesce
-//   4  + one warp per eight columns: a row that was loaded serves eight sums
-//   5  + no branches in the inner loop: only the 32 values of t2 around the eight columns can meet t2 == t3
+// Versions ("+": what it adds to the one before):
+//
+//   1  one thread per column t3, which walks over all batches and heads, and in each over t and t2
+//   2  one thread per column of each head: heads run side by side
+//   3  one warp per column: lanes split the sum over t2, so that loads coalesce, and a warp reduction joins their parts
+//   4  one warp per eight columns: each loaded row serves eight sums
+//   5  + no branches in the inner loop: the indicator t2 == t3 only where it can be 1, for the 32 values of t2 around
+//      the eight columns
 //   6  one block per row t: products att * datt are staged in shared memory, tile by tile, and read by all columns
-//   7  the sum over t2 does not depend on t3: dpreatt = scale * att * (datt - sum of att * datt), two passes over a row
-//   8  + four rows per block, the longest first, 16 bytes per access, streaming loads
+//   7  simplified formula: dpreatt = scale * att * (datt - sum of att * datt), whose sum over t2 is the same for all
+//      t3: a block-wide sum, then one pass over the row
+//   8  + four rows per block, whose sums share a reduction; the longest rows first, 16-byte streaming loads
 //
 // Every version writes all of dpreatt, the zeros above the diagonal included, and uses att and datt at or below the
 // diagonal only. Elements are stored as float, __nv_bfloat16 or __half; products and sums are float. Rows are as long

@@ -5,13 +5,19 @@
 //     att[t, :] = softmax over t2 <= t of scale * preatt[t, t2], 0 above the diagonal
 //     out[t] = sum over t2 <= t of att[t, t2] * v[t2]
 //
-//   1  three naive kernels: a thread per score, a thread per row of the softmax, a thread per row of the output
-//   2  no (T, T) matrix at all: tiles of keys pass by, and each row keeps a running maximum and sum (flash attention)
-//   3  two GEMMs around kernels that each do one thing: split the heads, scale and mask, softmax, merge the heads
-//   4  + scale, mask and softmax in one kernel: a warp per row, up to the diagonal, maximum and sum in one pass
-//   5  + all in 16 bits: a row is read once, eight elements per access, and waits in registers for its maximum and sum
-//   6  + no splitting and merging: the GEMMs read q, k, v from inp and write out in place, by leading dimensions
-//  10  cuDNN's attention: one step of the plan, no kernel here
+// Versions ("+": what it adds to the one before):
+//
+//   1  naive: a thread per score, then a thread per row of the softmax, then a thread per row of out
+//   2  flash attention: no (T, T) matrix; tiles of keys pass by, and a warp per row keeps a running maximum and sum. A
+//      step aside, to see what is saved by not storing the matrix, before GEMMs, which need it, do the products
+//   3  two GEMMs, and a kernel for each of the other steps: split the heads, scale and mask, softmax, merge the heads
+//   4  + scale, mask and softmax in one kernel: a warp per row, up to the diagonal, online: maximum and sum in one pass
+//   5  + a row is read once, and waits in registers for its maximum and sum; 16-bit types only
+//   6  + no splitting and merging: the GEMMs read inp and write out in place, by their strides
+//  10  cuDNN's fused attention: one step of the plan, no kernel here
+//
+// Numbers follow the ladder that these versions are known by; there are no 7 to 9. Registers hold rows of up to 1024
+// elements: 5 and 6 read the rest of a longer row again in each pass.
 //
 // Elements are stored as float, __nv_bfloat16 or __half; sums and exponentials are float. A row's maximum is subtracted
 // before scaling, which is exact where it matters: the largest exponential of every row is exp(0). Rows are as long as

@@ -388,28 +388,28 @@ def _head_size(problem: Problem) -> int:
 
 VERSIONS = (
     Version(
-        1, "naive: a thread per score, per row of the softmax, per row of out", _plan1, WITHOUT_GEMM, BLOCK_SIZES,
-        saves=("att",),
+        1, "naive: a thread per score, then per row of the softmax, then per row of out", _plan1, WITHOUT_GEMM,
+        BLOCK_SIZES, saves=("att",),
     ),
     Version(
-        2, "flash attention: a warp per row, tiles of keys, running maximum and sum; no attention matrix", _plan2,
+        2, "flash attention: no (T, T) matrix; a warp per row keeps a running maximum and sum", _plan2,
         WITHOUT_GEMM, BLOCK_SIZES, saves=("lse",),
         rules=(Rule(f"head size of at most {LARGEST_HEAD}", lambda problem: _head_size(problem) <= LARGEST_HEAD),),
     ),
     Version(
-        3, "two GEMMs; scale and mask, softmax, splitting and merging of heads each a kernel",
+        3, "two GEMMs, and a kernel each to split heads, scale and mask, softmax, merge heads",
         _between_layouts(_softmax3), DTYPES, BLOCK_SIZES, saves=("qkvr", "att"),
     ),
     Version(
-        4, "scale, mask and softmax in one kernel: a warp per row, up to the diagonal, online maximum and sum",
+        4, "as 3, scale, mask and softmax in one kernel: a warp per row, online",
         _between_layouts(_softmax_by_warp("softmax4")), DTYPES, BLOCK_SIZES, saves=("qkvr", "att"),
     ),
     Version(
-        5, "16-bit types only: a row is read once, eight elements per access, and stays in registers",
+        5, "as 4, a row is read once, and waits in registers; 16-bit types only",
         _between_layouts(_softmax_by_warp("softmax5")), SIXTEEN_BITS, BLOCK_SIZES, saves=("qkvr", "att"),
     ),
     Version(
-        6, "as 5, without splitting and merging: the GEMMs read and write the packed tensors in place", _plan6,
+        6, "as 5, no splitting and merging: the GEMMs read inp and write out in place", _plan6,
         SIXTEEN_BITS, BLOCK_SIZES, saves=("att",),
     ),
     Version(

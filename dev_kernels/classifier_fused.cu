@@ -5,16 +5,20 @@
 //     losses[r]     = -log p[y] = log(sum) + largest - z[y]
 //     dlogits[r, i] = (p[i] - (i == y)) * dlosses[r]      for i < V, and 0 in the padding
 //
-// Probabilities are never stored: a row is read once for its largest element and its sum, and again for the gradient.
+// Probabilities are never stored: a first pass over a row finds its largest element and its sum, a second one computes
+// the gradient.
+//
+// Versions:
 //
 //   1  one warp per row, online softmax: the largest and the sum in one pass
-//   2  one block per row, four elements per access; the first pass walks backwards, so the second one begins with what
-//      the caches hold
-//   3  as 2, but one element per access
-//   4  as 2, but 16 bytes per access in every type, streaming
-//   5  the row waits in shared memory for its second pass, during which asynchronous copies bring the next row into its
-//      place, some steps before it is needed; packets begin at the first sector of each row, and none needs a guard
-//      for V
+//   2  one block per row, four elements per access; the first pass walks backwards, so that the second one begins with
+//      what the caches hold
+//   3  as 2, one element per access: a step back, to see what wide accesses buy
+//   4  as 2, 16 bytes per access in every type, streaming
+//   5  one block per row, read once: it waits in shared memory for its second pass, while asynchronous copies bring the
+//      next row; packets begin at the first sector of each row, and none needs a guard for V
+//
+// Where a row does not fit into shared memory, 5 reads it twice, the second time backwards.
 //
 // dlogits may be the same memory as logits, so pointers are not __restrict__, and two orders matter: the logit of the
 // target is read before a barrier that all writes of the row come after, and an element of the second pass is read by

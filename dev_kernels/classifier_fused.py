@@ -254,18 +254,21 @@ FAMILY = Family(
     tensors=_tensors,
     reference=_reference,
     versions=(
-        Version(1, "one warp per row, online softmax", _plan1, DTYPES, aliases=IN_PLACE),
         Version(
-            2, "one block per row, four elements per access, first pass backwards",
+            1, "one warp per row, online softmax: the largest and the sum in one pass", _plan1, DTYPES,
+            aliases=IN_PLACE,
+        ),
+        Version(
+            2, "one block per row, four elements per access; the first pass walks backwards",
             _in_groups("classifier_fused2", 4), DTYPES, aliases=IN_PLACE,
         ),
-        Version(3, "as 2, one element per access", _plan3, DTYPES, aliases=IN_PLACE),
+        Version(3, "as 2, one element per access: to see what wide accesses buy", _plan3, DTYPES, aliases=IN_PLACE),
         Version(
             4, "as 2, 16 bytes per access in every type, streaming",
             _in_groups("classifier_fused4", 0), DTYPES, aliases=IN_PLACE,
         ),
         Version(
-            5, "the row waits in shared memory while the next one is loaded; packets wherever rows begin",
+            5, "one block per row, read once: it waits in shared memory while copies bring the next",
             _plan5, DTYPES, aliases=IN_PLACE,
         ),
     ),

@@ -1,6 +1,8 @@
 // Cross-entropy loss: losses[b, t] = -log(probs[b, t, targets[b, t]]).
 //
-//   1  one thread per (b, t): one probability out of V is fetched, wherever it lies
+// There is one version:
+//
+//   1  one thread per (b, t): one gather of a probability, wherever it lies, and one logarithm
 #include "common.cuh"
 
 template <class T>

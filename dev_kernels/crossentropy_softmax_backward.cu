@@ -1,8 +1,10 @@
 // Gradient of the logits of softmax and cross-entropy together:
 //     dlogits[b, t, v] = (probs[b, t, v] - (v == targets[b, t])) * dlosses[b, t]
 //
-//   1  one thread per element, in units of 16 bytes: the tensor is one line of packets, wherever rows begin, so all
-//      accesses are aligned; a thread has four packets, whose loads are under way together
+// There is one version:
+//
+//   1  four packets of 16 bytes per thread, whose loads are under way together: the tensor is one line of packets,
+//      wherever rows begin, so all accesses are aligned
 //
 // dlogits may be the same memory as probs, so pointers are not __restrict__; a thread reads all its packets before it
 // writes any.

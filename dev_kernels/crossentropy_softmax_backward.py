@@ -96,7 +96,7 @@ FAMILY = Family(
     reference=_reference,
     versions=(
         Version(
-            1, "one thread per element, in units of 16 bytes wherever rows begin", _plan1, DTYPES,
+            1, "four packets of 16 bytes per thread, aligned wherever rows begin", _plan1, DTYPES,
             aliases=(("probs", "dlogits"),),
         ),
     ),

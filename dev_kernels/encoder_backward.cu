@@ -1,11 +1,13 @@
 // Gradients of the embeddings: dwte[inp[b, t], :] += dout[b, t, :] and dwpe[t, :] += dout[b, t, :] over all b and t.
 //
-// The versions, each with its idea:
+// Versions:
 //
-//   1  threads side by side, one per four channels of each t: positions with the same token meet in dwte, so they add
-//      to it atomically; a thread has all positions of its t, so dwpe needs no atomics
-//   2  one thread per channel walks over all positions: nobody else touches its column, so no atomics and always the
-//      same order, but only as many threads as channels
+//   1  one thread per four channels of each t: atomic additions to dwte, where positions with the same token meet; none
+//      to dwpe, since a thread has all positions of its t
+//   2  one thread per channel, over all positions: nobody else touches its column, so no atomics, and always the same
+//      order. Deterministic, but slow: there are only C threads
+//
+// Where C is not a multiple of four, a thread of version 1 has one channel.
 //
 // Both add to rows of fp32: `sums`, one row per token. For fp32 gradients that is dwte itself, where the row of a
 // position is its token. Else a row of dwte, rounded after every addition, would lose small terms, and fp32 rows for

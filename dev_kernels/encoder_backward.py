@@ -189,7 +189,13 @@ FAMILY = Family(
             claims_deterministic=False,
             scratch=_scratch,
         ),
-        Version(2, "one thread per channel, over all positions: no atomics", _plan2, DTYPES, scratch=_scratch),
+        Version(
+            2,
+            "one thread per channel, over all positions: deterministic, but slow (only C threads)",
+            _plan2,
+            DTYPES,
+            scratch=_scratch,
+        ),
     ),
     traffic=_traffic,
 )

@@ -1,11 +1,11 @@
 // Token and position embedding: out[b, t, :] = wte[inp[b, t], :] + wpe[t, :].
 //
-// The versions, each with what it adds:
+// Versions ("+": what it adds to the one before):
 //
-//   1  one thread per position (b, t) walks over the channels
+//   1  one thread per position (b, t), which walks over the channels
 //   2  one thread per element: a warp reads and writes neighbouring channels
-//   3  + 16 bytes per access, and four batch rows per thread: one load of wpe serves all, and their loads of wte are
-//      under way together
+//   3  + 16 bytes per access; in large problems (more accesses than threads that the GPU holds at once) four batch rows
+//      per thread: one load of wpe serves all, and their loads of wte are under way together
 #include "common.cuh"
 
 // -------------------------------------------------------------------------------------------- 1: a thread per position

@@ -141,9 +141,9 @@ FAMILY = Family(
     tensors=_tensors,
     reference=_reference,
     versions=(
-        Version(1, "one thread per position", _plan1, DTYPES),
-        Version(2, "one thread per element", _plan2, DTYPES),
-        Version(3, "16 bytes per access, four batch rows per thread where there are enough", _plan3, DTYPES),
+        Version(1, "one thread per position, which walks over the channels", _plan1, DTYPES),
+        Version(2, "one thread per element: a warp reads and writes neighbouring channels", _plan2, DTYPES),
+        Version(3, "as 2, 16 bytes per access; in large problems four batch rows per thread", _plan3, DTYPES),
     ),
     traffic=_traffic,
 )

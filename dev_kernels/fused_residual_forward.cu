@@ -5,13 +5,19 @@
 // The statistics are those of the residual as it is stored, so what a separate LayerNorm would see: fusing changes no
 // bit of the contract. mean and rstd are kept in fp32, whatever type the rest is stored in.
 //
+// Versions ("+": what it adds to the one before):
+//
 //   1  two kernels: a thread per element adds, then a thread per row normalises
-//   2  one kernel, one thread per row
-//   3  one warp per row: accesses coalesce; three passes, the last two over the residual just written
-//   4  + 16 bytes per access, mean and variance from a single pass, and the second pass walks backwards: what was
-//      written last is the likeliest to be still in a cache
-//   5  the row stays in shared memory, with weight and bias for all rows of the block: nothing is read twice
-//   6  persistent blocks that load weight and bias once, several warps per row, the next row's loads under way early
+//   2  one kernel: a thread per row does both
+//   3  one warp per row, so that accesses coalesce; three passes, the last two over the residual just written
+//   4  + a single pass for mean and variance, so two in all; 16 bytes per access, and the last pass walks backwards:
+//      what was written last is the likeliest to be still in a cache
+//   5  one warp per row, nothing is read twice: the row stays in shared memory, and so do weight and bias, for all rows
+//      of the block; 16 bytes per access
+//   6  + persistent blocks: they load weight and bias once, and have the next row's loads under way while they work on
+//      this one; several warps per row
+//
+// Where weight, bias and rows do not fit into shared memory, 5 and 6 run version 4's kernel.
 //
 // Where a pass reads the residual back, each thread reads what it wrote itself, which needs no barrier. A single pass
 // sums x - x[0]: the mean square of x minus the square of its mean would cancel where the mean is large.
@@ -175,8 +181,8 @@ __device__ inline void normalise_packet(T* __restrict__ normed, Packet<T> x, con
     store_row_packet<Aligned>(normed, packet * Packet<T>::size, C, x);
 }
 
-// 32 registers, two of the largest blocks per multiprocessor, suffice for packets of a 16-bit type only: a float's weight
-// and bias are twice as long, and elements that are loaded one by one need a register each.
+// 32 registers, two of the largest blocks per multiprocessor, suffice for packets of a 16-bit type only: weight and
+// bias of floats are twice as long, and elements that are loaded one by one need a register each.
 template <class T, bool Aligned>
 __global__ void __launch_bounds__(kMaxBlock, Aligned && sizeof(T) == 2 ? 2 : 1)
 fused_residual_forward4(T* __restrict__ normed, T* residual, float* __restrict__ mean, float* __restrict__ rstd,

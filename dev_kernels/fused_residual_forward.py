@@ -234,12 +234,12 @@ def _plan6(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
 
 
 IDEAS: tuple[tuple[str, PlanOfVersion], ...] = (
-    ("two kernels: a thread per element adds, a thread per row normalises", _plan1),
-    ("one kernel, one thread per row", _plan2),
-    ("one warp per row, three passes", _plan3),
-    ("one warp per row, 16-byte accesses, single pass for the statistics, then backwards", _plan4),
-    ("a warp per row: row, weight and bias stay in shared memory", _plan5),
-    ("persistent blocks, several warps per row, the next row's loads under way", _plan6),
+    ("two kernels: a thread per element adds, then a thread per row normalises", _plan1),
+    ("one kernel: a thread per row does both", _plan2),
+    ("one warp per row, so that accesses coalesce; three passes", _plan3),
+    ("as 3, mean and variance in a single pass; 16 bytes per access, last pass backwards", _plan4),
+    ("one warp per row, nothing is read twice: row, weight, bias stay in shared memory", _plan5),
+    ("as 5, persistent blocks, the next row's loads under way; several warps per row", _plan6),
 )
 
 

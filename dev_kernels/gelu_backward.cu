@@ -3,10 +3,10 @@
 //     gelu(x)  = x / 2 * (1 + tanh(u)),  u = s * (x + c x^3),  s = sqrt(2 / pi),  c = 0.044715
 //     gelu'(x) = (1 + tanh(u)) / 2 + x / 2 * sech(u)^2 * s * (1 + 3 c x^2)
 //
-// The versions, each with what it adds:
+// Versions ("+": what it adds to the one before):
 //
 //   1  one thread per element
-//   2  + 16 bytes per access, and one exponential in place of tanh and cosh
+//   2  + 16 bytes per access; one exponential in place of tanh and cosh
 //
 // dinp may be dout: every thread loads all that it needs before it stores anything, and only what it stores itself.
 #include "common.cuh"

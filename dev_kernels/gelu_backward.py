@@ -138,6 +138,12 @@ FAMILY = Family(
     reference=_reference,
     versions=(
         Version(1, "one thread per element", _plan1, DTYPES, aliases=IN_PLACE),
-        Version(2, "16 bytes per access; one exponential in place of tanh and cosh", _plan2, DTYPES, aliases=IN_PLACE),
+        Version(
+            2,
+            "as 1, 16 bytes per access; one exponential in place of tanh and cosh",
+            _plan2,
+            DTYPES,
+            aliases=IN_PLACE,
+        ),
     ),
 )

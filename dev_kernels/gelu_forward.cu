@@ -2,10 +2,12 @@
 //
 //     gelu(x) = x / 2 * (1 + tanh(u)),  u = sqrt(2 / pi) * (x + 0.044715 x^3)
 //
-// The versions, each with what it adds:
+// Versions ("+": what it adds to the one before):
 //
 //   1  one thread per element
-//   2  + 16 bytes per access, two accesses in flight in each thread, and an exponential in place of the tanh
+//   2  + 16 bytes per access, two of them under way in each thread; an exponential in place of the tanh
+//
+// Where N is so small that the GPU holds a thread for every 16 bytes, a thread of version 2 has one access only.
 //
 // out may be inp: every thread loads all that it needs before it stores anything, and only what it stores itself.
 #include "common.cuh"

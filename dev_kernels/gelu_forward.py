@@ -117,7 +117,7 @@ FAMILY = Family(
         Version(1, "one thread per element", _plan1, DTYPES, aliases=(("inp", "out"),)),
         Version(
             2,
-            "16 bytes per access, two of them per thread; an exponential in place of the tanh",
+            "as 1, 16 bytes per access, two per thread; an exponential in place of the tanh",
             _plan2,
             DTYPES,
             aliases=(("inp", "out"),),

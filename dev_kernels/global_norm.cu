@@ -1,14 +1,14 @@
-// Sum of squares of a long vector: the square of the norm by which gradients are clipped.
+// Sum of squares of a long vector, the square of the norm by which gradients are clipped: out = sum of data[i]^2.
 //
-//     out = sum of data[i]^2
+// A grid as large as the GPU holds strides over the vector. Versions differ in how the threads' sums come together.
 //
-// A grid as large as the GPU holds strides over the vector. What a thread has added up goes to `out` in four ways:
+// Versions ("+": what it adds to the one before):
 //
-//   1  shuffles within each warp, shared memory between them, and one atomic per block
-//   2  shuffles only: no shared memory, no barrier, and one atomic per warp
-//   3  one atomic per block, by the block sum that all families share; + 16 bytes per load, two loads under way
-//   4  no atomics: one partial sum per block, and a second kernel adds them up in an order that never changes;
-//      + four loads under way
+//   1  one atomic per block: shuffles within each warp, shared memory between them
+//   2  one atomic per warp: shuffles only, no shared memory, no barrier
+//   3  as 1, 16 bytes per load, two loads under way in each thread
+//   4  + no atomics: one partial sum per block, and a second kernel adds them up in an order that never changes; four
+//      loads under way
 //
 // The length may be any: what is left after the last whole packet is added element by element. Sums are fp32.
 #include "common.cuh"

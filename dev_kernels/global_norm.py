@@ -112,14 +112,19 @@ def _version(number: int, idea: str, plan: Plan, **options: Any) -> Version:
 
 VERSIONS = (
     _version(
-        1, "sums of warps meet in shared memory, one atomic per block", _atomic_plan(1), claims_deterministic=False
-    ),
-    _version(2, "no shared memory, one atomic per warp", _atomic_plan(2), claims_deterministic=False),
-    _version(
-        3, "one atomic per block by the shared block sum, 16-byte loads", _atomic_plan(3), claims_deterministic=False
+        1, "one atomic per block: shuffles within each warp, shared memory between them", _atomic_plan(1),
+        claims_deterministic=False,
     ),
     _version(
-        4, "no atomics: one partial sum per block, added up by a second kernel; four 16-byte loads under way",
+        2, "one atomic per warp: shuffles only, no shared memory, no barrier", _atomic_plan(2),
+        claims_deterministic=False,
+    ),
+    _version(
+        3, "as 1, 16 bytes per load, two loads under way in each thread", _atomic_plan(3),
+        claims_deterministic=False,
+    ),
+    _version(
+        4, "as 3, no atomics: a second kernel adds up the blocks' sums; four loads under way",
         _plan4, scratch=_partials,
     ),
 )  # fmt: skip

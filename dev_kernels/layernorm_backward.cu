@@ -4,23 +4,26 @@
 //     n = (inp - mean) * rstd,  d = weight * dout
 //     dinp    += rstd * (d - mean of d - n * mean of (d * n))        dinp holds the residual stream's gradient already
 //     dweight  = sum over rows of n * dout,  dbias = sum over rows of dout        (or += where `accumulate` is set)
-// A row is easy: one warp, two passes. The versions differ in how they add up N rows into 2 C sums, always in fp32:
+// A row is easy: one warp, two passes. Versions differ in how they add up N rows into 2 C sums, always in fp32.
 //
-//   1   one thread per row; two atomics in global memory per element
-//   2   one warp per row; a block adds up in shared memory with atomics, and adds its 2 C sums to the global ones
-//   3   + only as many blocks as fit on the GPU, each with many rows: fewer sums of blocks to add; streaming loads
-//   4   + sums of blocks are added two at a time, by compare-and-swap of 64 bits
-//   5   one block per multiprocessor writes its sums to an area of its own; the block that ends last adds up all areas
-//   6   version 3 in one kernel: the block that ends last converts the sums
-//   7   + four channels loaded at once, both means reduced in one chain of shuffles
-//   8   + 16 bytes per access; sums in an order in which the 32 lanes meet 32 banks
-//   9   no atomics: all warps hand their terms to warp 0, which adds them up; the areas of 5. Bitwise reproducible
-//   10  + nothing is handed over: a thread keeps its channels, and their sums in registers, from row to row. The means
-//       of a row are what crosses warps. A second kernel of many blocks adds up the areas
+// Versions ("+": what it adds to the one before):
+//
+//   1  one thread per row, two global atomics per element
+//   2  one warp per row: shared-memory atomics add up the rows of a block, then global ones the sums of the blocks
+//   3  + persistent blocks: as many as fit on the GPU, with many rows each, so fewer sums of blocks; streaming loads
+//   4  + sums of blocks added in pairs, by 64-bit compare-and-swap
+//   5  one block per multiprocessor, each with an area of its own for its sums; the last to end adds up the areas
+//   6  as 3, in one kernel: the last block to end converts the sums
+//   7  + four channels loaded at once; both means in one chain of shuffles
+//   8  + 16 bytes per access; sums in an order in which the 32 lanes of an atomic meet 32 banks
+//   9  as 8, no atomic sums, so deterministic: warps hand their terms to warp 0, which adds them up; areas as in 5
+//  10  + nothing handed over: threads keep their channels, whose sums stay in registers, from row to row, and only the
+//      means of a row cross warps. A second kernel, of many blocks, adds up the areas
 //
 // Where 2 C floats do not fit into shared memory, the sums of a block are in global memory instead (Shared = false).
-// Versions 1 to 4 end with a small kernel that converts their sums. Any N and C: what does not fill a packet, a warp or
-// a block works on zeros.
+// Where a row has over two packets per thread, too many for registers, version 10 keeps its sums there, too. Versions 1
+// to 4 end with a small kernel that converts their sums. Any N and C: what does not fill a packet, a warp or a block
+// works on zeros.
 #include "common.cuh"
 
 constexpr int kMaxBlock = 1024;  // keeps a kernel that takes any block size at 65536 / 1024 registers or below
@@ -37,7 +40,7 @@ struct RowMeans {
     float mean, rstd;
     float d, dn;  // means of d and of d * n
 
-    __device__ float normalized(float x) const { return (x - mean) * rstd; }
+    __device__ float normalised(float x) const { return (x - mean) * rstd; }
     __device__ float input_gradient(float n, float product) const { return rstd * (product - d - n * dn); }
 };
 
@@ -163,13 +166,13 @@ __device__ inline void add_row(RowMeans& means, const Row<T>& row, const T* __re
     for (int c = first; c < C; c += step) {
         const float d = to_float(weight[c]) * to_float(row.dout[c]);
         means.d += d;
-        means.dn += d * means.normalized(to_float(row.inp[c]));
+        means.dn += d * means.normalised(to_float(row.inp[c]));
     }
 }
 
 // Adds one element's terms to the sums; returns its gradient.
 __device__ inline float finish_element(float* sums, int c, int C, const RowMeans& means, float dy, float x, float w) {
-    const float n = means.normalized(x);
+    const float n = means.normalised(x);
     atomicAdd(sums + c, n * dy);
     atomicAdd(sums + C + c, dy);
     return means.input_gradient(n, w * dy);
@@ -209,7 +212,7 @@ __device__ inline void warp_row(float* sums, const Row<T>& row, const T* weight,
     finish_row<Streaming>(sums, means, row, weight, lane_index(), kWarpSize, C);
 }
 
-// The rows of this warp, where all warps of the grid take turns.
+// All rows of this warp, element by element, streaming.
 template <class T>
 __device__ inline void warp_rows(T* dinp, float* sums, const T* dout, const T* inp, const T* weight, const float* mean,
                                  const float* rstd, int N, int C) {
@@ -318,7 +321,7 @@ __device__ inline void warp_row_batched(float* sums, const Row<T>& row, const T*
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             means.d += w[i] * dy[i];
-            means.dn += w[i] * dy[i] * means.normalized(x[i]);
+            means.dn += w[i] * dy[i] * means.normalised(x[i]);
         }
     }
 #pragma unroll
@@ -407,7 +410,7 @@ __device__ inline Packet<T> add_channel_terms(float (&dweight)[Packet<T>::size],
     Packet<T> dinp;
 #pragma unroll
     for (int i = 0; i < Packet<T>::size; ++i) {
-        const float n = means.normalized(x[i]);
+        const float n = means.normalised(x[i]);
         dweight[i] += n * dy[i];
         dbias[i] += dy[i];
         dinp[i] = from_float<T>(before[i] + means.input_gradient(n, w[i] * dy[i]));

@@ -396,39 +396,39 @@ VERSIONS = (
         claims_deterministic=False, scratch=_sums,
     ),
     Version(
-        2, "one warp per row: shared-memory atomics, then each block's sums to the global ones", _plan2, DTYPES,
+        2, "one warp per row: shared-memory atomics, then global ones for the blocks' sums", _plan2, DTYPES,
         claims_deterministic=False, scratch=_sums,
     ),
     Version(
-        3, "as 2, persistent blocks with many rows each, streaming loads", _persistent(3), DTYPES,
+        3, "as 2, persistent blocks with many rows each: fewer sums of blocks; streaming loads", _persistent(3), DTYPES,
         claims_deterministic=False, scratch=_sums,
     ),
     Version(
-        4, "as 3, sums of blocks added in pairs by 64-bit compare-and-swap", _persistent(4), DTYPES,
+        4, "as 3, sums of blocks added in pairs, by 64-bit compare-and-swap", _persistent(4), DTYPES,
         claims_deterministic=False, scratch=_sums,
     ),
     Version(
-        5, "one block per multiprocessor, sums in an area per block, the last block adds them up", _plan5, DTYPES,
+        5, "one block per multiprocessor, an area of sums each; the last to end adds them up", _plan5, DTYPES,
         claims_deterministic=False, scratch=_areas(_blocks5, _unpadded),
     ),
     Version(
-        6, "as 3 in one kernel: the last block converts the sums", _elected(6, _unpadded, False), DTYPES,
+        6, "as 3, in one kernel: the last block to end converts the sums", _elected(6, _unpadded, False), DTYPES,
         claims_deterministic=False, scratch=_counted_sums(_unpadded),
     ),
     Version(
-        7, "as 6, four channels loaded at once, both means in one chain of shuffles",
+        7, "as 6, four channels loaded at once; both means in one chain of shuffles",
         _elected(7, _unpadded, False), DTYPES, claims_deterministic=False, scratch=_counted_sums(_unpadded),
     ),
     Version(
-        8, "as 7, 16 bytes per access, shared-memory atomics without bank conflicts", _elected(8, _padded, True),
+        8, "as 7, 16 bytes per access; shared-memory atomics without bank conflicts", _elected(8, _padded, True),
         DTYPES, claims_deterministic=False, scratch=_counted_sums(_padded),
     ),
     Version(
-        9, "no atomics, deterministic: warps hand their terms to warp 0; areas as in 5", _plan9, DTYPES,
+        9, "as 8, no atomic sums: warps hand their terms to warp 0; areas as in 5", _plan9, DTYPES,
         scratch=_areas(_blocks9, _padded),
     ),
     Version(
-        10, "deterministic: threads keep their channels' sums in registers; many blocks add up the areas", _plan10,
+        10, "as 9, nothing handed over: threads keep their channels, whose sums stay in registers", _plan10,
         DTYPES, block_sizes=(32, 64, 96, 128, 224, 256, 384), scratch=_areas10,
     ),
 )  # fmt: skip
@@ -466,7 +466,7 @@ FAMILY = Family(
         "B": "batch size",
         "T": "sequence length",
         "C": "channels",
-        "accumulate": "1: dweight and dbias are added to, 0: overwritten (dinp is always added to)",
+        "accumulate": "1: add to dweight and dbias, 0: replace them; dinp is always added to",
     },
     dtypes=DTYPES,
     presets={

@@ -1,14 +1,18 @@
 // LayerNorm over rows of C elements, with x a row of inp:
 //     mean = sum of x / C,  rstd = 1 / sqrt(sum of (x - mean)^2 / C + 1e-5),  out = (x - mean) * rstd * weight + bias
-// mean and rstd are kept in fp32, whatever type the rest is stored in. The versions differ in who walks over a row:
+// mean and rstd are kept in fp32, whatever type the rest is stored in.
+//
+// Versions ("+": what it adds to the one before):
 //
 //   1  one thread per row, three passes: mean, variance, output
-//   2  one block per row for the mean, one more for the variance, then a thread per element: coalesced loads
-//   3  one warp per row, one kernel: sums need no shared memory; what is used once streams past the caches
-//   4  + mean and variance from a single pass
-//   5  one block per row: enough threads for long rows
-//   6  a warp per row that reads it from global memory once, 16 bytes per access, and keeps it in shared memory, with
-//      weight and bias there for all rows of the block
+//   2  a kernel each for mean and variance (a block per row) and output (a thread per element): coalesced loads
+//   3  one warp per row, one kernel: shuffles, no shared memory; what is used once streams past the caches
+//   4  + mean and variance in a single pass
+//   5  as 4, one block per row: enough threads for long rows
+//   6  one warp per row, nothing is read twice: the row stays in shared memory, and so do weight and bias, for all rows
+//      of the block; 16 bytes per access
+//
+// Where weight, bias and rows do not fit into shared memory, 6 runs version 5's kernel.
 //
 // The variance as the mean square minus the square of the mean cancels when the mean is large: of x = 1000 +- 1 hardly
 // a digit is left in fp32. A single pass therefore sums x - x[0], which has the variance of x and a mean of the size of

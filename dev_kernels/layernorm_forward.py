@@ -174,12 +174,15 @@ def _plan6(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
 
 
 IDEAS: tuple[tuple[str, PlanOfVersion], ...] = (
-    ("one thread per row, three passes", _by_rows("layernorm_forward1", 1)),
-    ("a kernel each for mean, variance (a block per row) and output", _plan2),
-    ("one warp per row, one kernel, streaming loads and stores", _by_rows("layernorm_forward3", WARP)),
-    ("as 3, mean and variance in a single pass, shifted", _by_rows("layernorm_forward4", WARP)),
-    ("one block per row, single pass", _plan5),
-    ("a warp per row: row, weight and bias stay in shared memory, 16-byte accesses", _plan6),
+    ("one thread per row, three passes: mean, variance, output", _by_rows("layernorm_forward1", 1)),
+    ("a kernel each for mean and variance (a block per row) and output: coalesced loads", _plan2),
+    (
+        "one warp per row, one kernel: shuffles, no shared memory; streaming accesses",
+        _by_rows("layernorm_forward3", WARP),
+    ),
+    ("as 3, mean and variance in a single pass", _by_rows("layernorm_forward4", WARP)),
+    ("as 4, one block per row: enough threads for long rows", _plan5),
+    ("one warp per row, nothing is read twice: row, weight, bias stay in shared memory", _plan6),
 )
 
 

@@ -5,10 +5,12 @@
 //     dweight = dout^T inp     (or += it)      a GEMM
 //     dbias   = sums over the rows of dout     the kernels below
 //
-//   1  two GEMMs of the library, and column sums in two stages: blocks sum stretches of rows, where neighbouring
-//      threads have neighbouring channels, then a small kernel adds up the stretches. fp32 throughout, no atomics
+// There is one version:
 //
-// Whether dweight and dbias are overwritten or added to is up to the flag `accumulate`.
+//   1  two GEMMs of the library; column sums in two stages, coalesced, without atomics: blocks sum stretches of rows,
+//      where neighbouring threads have neighbouring channels, then a small kernel adds up the stretches, all in fp32
+//
+// Whether dweight and dbias are replaced or added to is up to the flag `accumulate`.
 #include "common.cuh"
 
 constexpr int kWarps = 8;  // per block

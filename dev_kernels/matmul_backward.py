@@ -191,7 +191,7 @@ FAMILY = Family(
         "T": "sequence length",
         "C": "input channels",
         "OC": "output channels",
-        "accumulate": "1: dweight and dbias are added to",
+        "accumulate": "1: add to dweight and dbias, 0: replace them",
     },
     dtypes=DTYPES,
     presets={
@@ -203,7 +203,7 @@ FAMILY = Family(
     reference=_reference,
     versions=(
         Version(
-            1, "two GEMMs, and column sums in two stages: coalesced, no atomics", _plan, DTYPES, fixed=BLOCK,
+            1, "two GEMMs; column sums in two stages, coalesced, without atomics", _plan, DTYPES, fixed=BLOCK,
             scratch=_scratch,
         ),
     ),

@@ -2,17 +2,23 @@
 //
 //     dbias[o] = (accumulate ? dbias[o] : 0) + sum over rows of dout[row, o]
 //
-//   1  one block per channel: threads stride over the rows, then a tree of sums in shared memory
-//   2  one warp per channel: sums by shuffles, no shared memory and no barrier
-//   3  one block per channel, summed in two stages: shuffles within warps, then one warp over the warps' sums
-//   4  one block per 32 neighbouring channels: the lanes of a warp read side by side, warps take rows in turn
-//   5  one thread per channel, and many blocks per channel, each with a share of the rows: fp32 atomics join them
-//   7  + 16 bytes per load: a warp has a packet per lane side by side, a block one sum per channel in shared memory
-//   8  + the lanes of a warp are 8 packets wide and 4 rows deep: more blocks across, fewer down, fewer atomics
-//   9  no atomics at all: every block writes its sums to a row of its own, which version 4's kernel adds up
+// Versions ("+": what it adds to the one before):
 //
-// There is no version 6. Channels may be any number: where rows do not begin at multiples of 16 bytes, the packets
-// of 7 to 9 are loaded element by element. Sums are fp32 throughout, across blocks too, and are rounded once.
+//   1  one block per channel: threads stride over the rows, then a tree of sums in shared memory
+//   2  one warp per channel: shuffles, no shared memory, no barrier
+//   3  one block per channel: shuffles within warps, then over the warps' sums
+//   4  one block per 32 neighbouring channels: the lanes of a warp read side by side, so that loads coalesce
+//   5  one thread per channel, rows shared among many blocks, which fill the GPU: fp32 atomics join their sums
+//   7  + 16-byte loads, eight rows under way; the sums of a block meet in shared memory, so fewer atomics leave it
+//   8  + warps 8 packets wide and 4 rows deep: shuffles in place of atomics in shared memory; more blocks across and
+//      fewer down, so fewer atomics still
+//   9  + no atomics at all: every block writes a row of sums, and version 4's kernel adds up the rows
+//
+// Numbers follow the ladder that these versions are known by; there is no 6. Where one block has all rows of its
+// channels, 8 and 9 write dbias at once.
+//
+// Channels may be any number: where rows do not begin at multiples of 16 bytes, 7 to 9 load their packets element by
+// element, and two rows at a time. Sums are fp32 throughout, across blocks too, and are rounded once.
 #include "common.cuh"
 
 // Kernels take any block size, so they may use 65536 / 1024 = 64 registers. They say (by the 1 in their launch bounds)

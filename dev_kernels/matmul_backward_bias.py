@@ -177,34 +177,35 @@ def _version(number: int, idea: str, plan: Plan, **options: Any) -> Version:
 
 VERSIONS = (
     _version(
-        1, "one block per channel: strided rows, a tree of sums in shared memory",
+        1, "one block per channel: threads stride over the rows, then a tree in shared memory",
         _by_channels("matmul_backward_bias1", lambda block: 1),
     ),
     _version(
-        2, "one warp per channel: shuffles, no barrier", _by_channels("matmul_backward_bias2", lambda b: b // WARP)
+        2, "one warp per channel: shuffles, no shared memory, no barrier",
+        _by_channels("matmul_backward_bias2", lambda block: block // WARP),
     ),
     _version(
-        3, "one block per channel: a sum per warp by shuffles, then over the warps",
+        3, "one block per channel: shuffles within warps, then over the warps' sums",
         _by_channels("matmul_backward_bias3", lambda block: 1),
     ),
     _version(
-        4, "one block per 32 neighbouring channels: coalesced rows",
+        4, "one block per 32 neighbouring channels: loads coalesce",
         _by_channels("matmul_backward_bias4", lambda block: WARP, types=2),
     ),
     _version(
-        5, "one thread per channel, rows shared among blocks: fp32 atomics into scratch",
+        5, "one thread per channel, rows shared among many blocks: fp32 atomics join their sums",
         _plan5, scratch=_sums, claims_deterministic=False,
     ),
     _version(
-        7, "16-byte loads, eight rows under way; a block's sums meet in shared memory before the atomics",
+        7, "as 5, 16-byte loads, eight rows under way; a block's sums meet in shared memory",
         _plan7, scratch=_sums, claims_deterministic=False,
     ),
     _version(
-        8, "as 7, warps 8 packets wide and 4 rows deep: shuffles in place of atomics in shared memory",
+        8, "as 7, warps 8 packets wide, 4 rows deep: shuffles in place of shared-memory atomics",
         _plan8, scratch=_sums, claims_deterministic=False,
     ),
     _version(
-        9, "as 8 without atomics: a row of sums per block, added up by version 4's kernel", _plan9, scratch=_partials
+        9, "as 8, no atomics at all: a row of sums per block, added up by version 4's kernel", _plan9, scratch=_partials
     ),
 )  # fmt: skip
 
@@ -237,7 +238,7 @@ FAMILY = Family(
         "B": "batch size",
         "T": "sequence length",
         "OC": "output channels",
-        "accumulate": "1: add to dbias, 0: overwrite it",
+        "accumulate": "1: add to dbias, 0: replace it",
     },
     dtypes=DTYPES,
     presets={

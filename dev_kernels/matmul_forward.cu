@@ -3,12 +3,14 @@
 // out[n, o] = inp[n, :] . weight[o, :] + bias[o], for N = B * T rows n, C input and OC output channels. Where asked,
 // GELU in its tanh form follows: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
 //
-//   1  one thread per output: a row of inp times a row of weight. Neighbouring threads have neighbouring rows n, so
-//      what they load, and what they store, lies a whole row apart
-//   2  the library's GEMM, then a kernel that adds the bias, and applies GELU, in place
-//   3  bias and GELU as the epilogue of the library's GEMM: one kernel, out is written once (no kernel of ours)
-//   4  by hand: a block has 128 x 128 outputs, tiles of inp and weight are staged in shared memory, transposed, and
-//      each of 256 threads keeps 8 x 8 sums in registers, which begin with the bias
+// Versions ("+": what it adds to the one before):
+//
+//   1  one thread per output, in square blocks. Neighbouring threads have neighbouring rows n, so their accesses lie a
+//      whole row apart
+//   2  the library's GEMM, then a kernel for bias and GELU, in place
+//   3  + bias and GELU in the epilogue of the library's GEMM: out is written once, and there is no kernel of ours
+//   4  by hand again, to see how near to the library one comes: 128 x 128 tiles, for which inp and weight are staged in
+//      shared memory, transposed; 8 x 8 outputs per thread, in registers
 //
 // All sizes are whatever they are. Grids have one dimension: it alone may exceed 65535 blocks.
 #include "tiles.cuh"

@@ -179,11 +179,23 @@ def _plan4(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
 SQUARES = (16, 64, 256, 1024)
 
 VERSIONS = (
-    Version(1, "one thread per output, in square blocks", _plan1, STORED, block_sizes=SQUARES),
+    Version(
+        1,
+        "one thread per output, in square blocks: accesses lie a whole row apart",
+        _plan1,
+        STORED,
+        block_sizes=SQUARES,
+    ),
     Version(2, "the library's GEMM, then a kernel for bias and GELU", _plan2, DTYPES, block_sizes=SQUARES),
     # No kernel of ours: the block size stands for nothing, but is one.
-    Version(3, "bias and GELU as the epilogue of the library's GEMM", _plan3, DTYPES, fixed=TILE_THREADS),
-    Version(4, "128 x 128 tiles in shared memory, 8 x 8 outputs per thread", _plan4, STORED, fixed=TILE_THREADS),
+    Version(3, "as 2, bias and GELU in the epilogue of the library's GEMM", _plan3, DTYPES, fixed=TILE_THREADS),
+    Version(
+        4,
+        "by hand again: 128 x 128 tiles in shared memory, 8 x 8 outputs per thread",
+        _plan4,
+        STORED,
+        fixed=TILE_THREADS,
+    ),
 )
 
 

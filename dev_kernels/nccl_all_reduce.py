@@ -89,7 +89,7 @@ FAMILY = Family(
     versions=(
         Version(
             1,
-            "NCCL's all-reduce: partial sums travel around a ring of GPUs",
+            "NCCL's all-reduce: chunks of partial sums travel from GPU to GPU",
             _plan,
             DTYPES,
             fixed=NO_BLOCK,

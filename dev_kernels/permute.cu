@@ -1,11 +1,13 @@
-// Transpose of a four-dimensional array: (d1, d2, d3, d4) -> (d4, d3, d1, d2).
+// Transpose of four dimensions, (d1, d2, d3, d4) -> (d4, d3, d1, d2): out[i4, i3, i1, i2] = inp[i1, i2, i3, i4].
 //
 // Seen as a matrix, the input has R = d1 * d2 rows of K = d3 * d4 elements. The output has K rows of R elements: column
 // k = (i3, i4) of the input is row (i4, i3) of the output. So it is the transpose of a matrix, with its rows in another
 // order.
 //
-//   1  square tiles through shared memory: a warp reads along rows of the input and writes along rows of the output,
-//      16 bytes per access where rows begin at multiples of that
+// There is one version:
+//
+//   1  square tiles through shared memory: a warp reads along rows of the input and writes along rows of the output, so
+//      that both coalesce; 16 bytes per access where rows begin at multiples of that
 #include "common.cuh"
 
 struct Tile {

@@ -87,5 +87,5 @@ FAMILY = Family(
             lambda problem: max(problem["D1"] * problem["D2"], problem["D3"] * problem["D4"]) < 1 << 31,
         ),
     ),
-    versions=(Version(1, "square tiles through shared memory, coalesced reads and writes", _plan1, DTYPES),),
+    versions=(Version(1, "square tiles through shared memory: reads and writes both coalesce", _plan1, DTYPES),),
 )

@@ -1,7 +1,9 @@
 // Residual connection: out = inp1 + inp2, element by element, added in fp32 and rounded once to the stored type.
 //
+// Versions ("+": what it adds to the one before):
+//
 //   1  one thread per element
-//   2  + 16 bytes per access, several packets of both inputs under way in each thread, streaming loads
+//   2  + 16 bytes per access, two packets of each input under way in each thread, streaming loads
 //
 // A sum of two numbers has one correctly rounded value, and adding in fp32 before rounding to bf16 or fp16 gives it
 // (24 bits are at least 2 * 11 + 2), so every version leaves the same bits. `out` may be the memory of an input: a

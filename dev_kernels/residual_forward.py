@@ -96,6 +96,12 @@ FAMILY = Family(
     reference=_reference,
     versions=(
         Version(1, "one thread per element", _plan1, DTYPES, aliases=IN_PLACE),
-        Version(2, "several 16-byte packets per thread, streaming loads", _plan2, DTYPES, aliases=IN_PLACE),
+        Version(
+            2,
+            "as 1, 16 bytes per access, two packets of each input per thread, streaming loads",
+            _plan2,
+            DTYPES,
+            aliases=IN_PLACE,
+        ),
     ),
 )

@@ -1,26 +1,34 @@
 // Softmax over rows: out[r, c] = exp(inp[r, c] - largest of row r) / sum over c2 of exp(inp[r, c2] - largest of row r).
 //
-// Rows may be very long, as those of logits over a vocabulary are. The versions:
+// Rows may be very long, as those of logits over a vocabulary are.
 //
-//   1  one thread per row, three passes over the row: the largest, the sum, the results
+// Versions:
+//
+//   1  one thread per row, three passes: the largest, the sum, the results. The sum of so many terms is compensated: it
+//      carries the error of its last addition along
 //   2  one block per row: neighbouring threads read neighbouring elements, trees in shared memory combine their results
-//   3  one warp per row: shuffles combine the lanes' results, without shared memory or barriers
+//   3  one warp per row: shuffles in place of trees, no shared memory, no barriers
 //   4  one block per row: shuffles within warps, then thread 0 combines the warps' results
-//   5  one thread per row, online: the largest and the sum in one pass, so two passes instead of three
-//   6  one warp per row, online: lanes combine pairs of largest and sum
-//   7  one block per row, for long rows: online, 16 bytes per access; the row waits in shared memory for its second
-//      pass, during which asynchronous copies bring the next row into its place, some steps before it is needed
-//   8  as 6, 16 bytes per access; the warp finds its largest first, and then adds sums that fit together
+//   5  as 1, online: the largest and the sum in one pass, so two passes in all. Back to a thread per row, to see what
+//      the saved pass buys
+//   6  one warp per row, online: lanes merge pairs of largest and sum
+//   7  one block per row, online, read once: it waits in shared memory for its second pass, while asynchronous copies
+//      bring the next row
+//   8  as 6, 16 bytes per access; lanes agree on the largest of the row before they add up their sums, so each rescales
+//      its sum once, not in every merge
+//
+// Where a row does not fit into shared memory, 7 reads it twice, the second time backwards.
 //
 // Exponentials are computed twice rather than kept in `out`, where they would be rounded to its type. Rows need not
-// begin at multiples of 16 bytes: packets begin at the first sector of memory in each row. Grids have one dimension.
+// begin at multiples of 16 bytes: packets of 7 and 8 begin at the first sector of memory in each row. Grids have one
+// dimension.
 #include "softmax.cuh"
 
 constexpr int kMaxBlock = 1024;  // keeps a kernel that takes any block size at 65536 / 1024 registers or below
 constexpr int kBatch = 4;        // packets of a thread that are loaded at the same time
 static_assert(kBatch * Packet<float>::size % 16 == 0, "SoftmaxSum adds 16 elements at a time");
 
-// ---------------------------------------------------------------------------------------------- a thread per row
+// ----------------------------------------------------------------------------------- 1: a thread per row, three passes
 
 // A sum that carries the error of its last addition along. A thread that adds a whole row by itself needs it: once the
 // sum is 1, exponentials below 2^-24 would all be lost, and a long row has enough of them to be missed.
@@ -57,26 +65,7 @@ __global__ void softmax_forward1(T* __restrict__ out, const T* __restrict__ inp,
     store_softmax_row(out, inp, C, largest, sum.sum);
 }
 
-template <class T>
-__global__ void softmax_forward5(T* __restrict__ out, const T* __restrict__ inp, int N, int C) {
-    const Offset row = Offset(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (row >= N) return;
-    inp += row * C, out += row * C;
-
-    float largest = -infinity();
-    CompensatedSum sum;
-    for (int c = 0; c < C; ++c) {
-        const float value = to_float(inp[c]);
-        if (value > largest) {
-            sum.scale(expf(largest - value));  // by 0 at the first value, when there is nothing to scale
-            largest = value;
-        }
-        sum.add(expf(value - largest));
-    }
-    store_softmax_row(out, inp, C, largest, sum.sum);
-}
-
-// ----------------------------------------------------------------------------------- three passes of a block or warp
+// --------------------------------------------------------------------- 2 to 4: a block or a warp per row, three passes
 
 // What thread number `thread` of `threads` has of a row: elements thread, thread + threads, ...
 template <class T>
@@ -169,7 +158,28 @@ __global__ void softmax_forward4(T* __restrict__ out, const T* __restrict__ inp,
     store_softmax(out, inp, C, largest, sum_of_warp[0], thread, threads);
 }
 
-// ------------------------------------------------------------------------------------------ online, a warp per row
+// ----------------------------------------------------------------------------------------- 5: online, a thread per row
+
+template <class T>
+__global__ void softmax_forward5(T* __restrict__ out, const T* __restrict__ inp, int N, int C) {
+    const Offset row = Offset(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (row >= N) return;
+    inp += row * C, out += row * C;
+
+    float largest = -infinity();
+    CompensatedSum sum;
+    for (int c = 0; c < C; ++c) {
+        const float value = to_float(inp[c]);
+        if (value > largest) {
+            sum.scale(expf(largest - value));  // by 0 at the first value, when there is nothing to scale
+            largest = value;
+        }
+        sum.add(expf(value - largest));
+    }
+    store_softmax_row(out, inp, C, largest, sum.sum);
+}
+
+// ------------------------------------------------------------------------------------------- 6: online, a warp per row
 
 // Of two parts of a row: the larger of the two largest, and the sum of the other part rescaled to it.
 __device__ inline SoftmaxSum merge(SoftmaxSum a, SoftmaxSum b) {
@@ -201,6 +211,8 @@ __global__ void softmax_forward6(T* __restrict__ out, const T* __restrict__ inp,
         __stcs(out + c, from_float<T>(expf(to_float(inp[c]) - all.largest) * scale));
     }
 }
+
+// ----------------------------------------------------------------------------------------- 7 and 8: online, by packets
 
 template <class T>
 __device__ inline T softmax_of(T value, float largest, float scale) {
@@ -252,19 +264,6 @@ __device__ inline void store_softmax_of_thread(T* __restrict__ out, const T* __r
     }
 }
 
-template <class T>
-__global__ void __launch_bounds__(kMaxBlock)
-softmax_forward8(T* __restrict__ out, const T* __restrict__ inp, int N, int C) {
-    const Offset row = Offset(blockIdx.x) * (blockDim.x / kWarpSize) + warp_index();
-    if (row >= N) return;
-    inp += row * C, out += row * C;
-    const RowParts<T> parts(inp, C);
-    const SoftmaxSum all = warp_merge(softmax_sum_of_thread(inp, parts, lane_index(), kWarpSize));
-    store_softmax_of_thread(out, inp, parts, all, lane_index(), kWarpSize);
-}
-
-// ----------------------------------------------------------------------------------------- online, a block per row
-
 // Rows blockIdx.x, blockIdx.x + gridDim.x, ... one after the other. In round i a block reads its row i and stores the
 // results of its row i - 1, packet by packet in the same steps: memory reads and writes all the time, and each byte
 // once. Round 0 stores nothing, and the round after the last row reads nothing.
@@ -310,4 +309,15 @@ softmax_forward7_long(T* __restrict__ out, const T* __restrict__ inp, int C) {
     const RowParts<T> parts(inp, C);
     const SoftmaxSum all = block_merge(softmax_sum_of_thread(inp, parts, threadIdx.x, blockDim.x));
     store_softmax_of_thread(out, inp, parts, all, threadIdx.x, blockDim.x);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kMaxBlock)
+softmax_forward8(T* __restrict__ out, const T* __restrict__ inp, int N, int C) {
+    const Offset row = Offset(blockIdx.x) * (blockDim.x / kWarpSize) + warp_index();
+    if (row >= N) return;
+    inp += row * C, out += row * C;
+    const RowParts<T> parts(inp, C);
+    const SoftmaxSum all = warp_merge(softmax_sum_of_thread(inp, parts, lane_index(), kWarpSize));
+    store_softmax_of_thread(out, inp, parts, all, lane_index(), kWarpSize);
 }

@@ -205,27 +205,35 @@ FAMILY = Family(
     tensors=_tensors,
     reference=_reference,
     versions=(
-        Version(1, "one thread per row, three passes", _rows_per_block("softmax_forward1", 1), DTYPES),
         Version(
-            2, "one block per row: trees in shared memory find the largest and the sum",
+            1, "one thread per row, three passes; the sum of so many terms is compensated",
+            _rows_per_block("softmax_forward1", 1), DTYPES,
+        ),
+        Version(
+            2, "one block per row: trees in shared memory combine the threads' results",
             _block_per_row("softmax_forward2", 4), DTYPES, EVERY_NUMBER_OF_WARPS,
         ),
         Version(
-            3, "one warp per row: shuffles instead of trees", _block_per_row("softmax_forward3"), DTYPES, fixed=WARP
+            3, "one warp per row: shuffles in place of trees, no shared memory, no barriers",
+            _block_per_row("softmax_forward3"), DTYPES, fixed=WARP,
         ),
         Version(
-            4, "one block per row: shuffles, then thread 0 over the warps", _block_per_row("softmax_forward4"), DTYPES
+            4, "one block per row: shuffles within warps, then thread 0 combines the warps' results",
+            _block_per_row("softmax_forward4"), DTYPES,
         ),
-        Version(5, "one thread per row, online: two passes", _rows_per_block("softmax_forward5", 1), DTYPES),
+        Version(
+            5, "as 1, online: the largest and the sum in one pass, so two passes in all",
+            _rows_per_block("softmax_forward5", 1), DTYPES,
+        ),
         Version(
             6, "one warp per row, online: lanes merge pairs of largest and sum",
             _rows_per_block("softmax_forward6", WARP), DTYPES,
         ),
         Version(
-            7, "one block per long row, online: it waits in shared memory while the next one is loaded", _plan7, DTYPES
+            7, "one block per row, online, read once: it waits in shared memory while the next comes", _plan7, DTYPES
         ),
         Version(
-            8, "as 6, 16-byte packets wherever rows begin; the largest first, then sums that fit",
+            8, "as 6, 16 bytes per access; lanes agree on the largest before they add up their sums",
             _rows_per_block("softmax_forward8", WARP), DTYPES,
         ),
     ),

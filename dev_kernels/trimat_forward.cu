@@ -3,8 +3,10 @@
 // out[b, h, t, t2] = scale * q[b, t, h] . k[b, t2, h] for t2 <= t, with scale = 1 / sqrt(HS). What stands above the
 // diagonal is never read, so a version may leave anything there. q and k lie in a packed tensor (B, T, 3, NH, HS).
 //
-//   0  the library's way: lay q and k out head by head, then one batched GEMM, which computes both triangles
-//   1  one thread per 8 x 8 elements, one dot product after the other, all operands from global memory
+// Versions ("+": what it adds to the one before):
+//
+//   0  the library, to compare with: q and k laid out head by head for one batched GEMM, which computes both triangles
+//   1  by hand: one thread per 8 x 8 elements, one dot product after the other, from global memory
 //   2  + the 64 sums in registers: 16 loads serve 64 products
 //   3  + four elements per load and store
 //   4  + tiles of q and k staged in shared memory, transposed, the next slab under way while this one is multiplied

@@ -144,15 +144,15 @@ _STORED = tuple(dtype for dtype in DTYPES if STORAGE[dtype] == dtype)  # tf32 is
 
 VERSIONS = (
     Version(
-        0, "the library: heads laid out for one batched GEMM, which computes both triangles", _plan0, DTYPES,
+        0, "the library, to compare with: heads laid out for one GEMM, which does both triangles", _plan0, DTYPES,
         fixed=THREADS, scratch=_scratch,
     ),
     Version(
-        1, "one thread per 8 x 8 elements, one dot product after the other from global memory",
+        1, "by hand: one thread per 8 x 8 elements, one dot product after the other",
         _tiles("trimat_forward1", SQUARE, False), _STORED, fixed=THREADS,
     ),
     Version(
-        2, "64 sums in registers: 16 loads serve 64 products",
+        2, "as 1, the 64 sums in registers: 16 loads serve 64 products",
         _tiles("trimat_forward2", SQUARE, False), _STORED, fixed=THREADS,
     ),
     Version(
@@ -160,7 +160,7 @@ VERSIONS = (
         _tiles("trimat_forward3", SQUARE, True), _STORED, fixed=THREADS,
     ),
     Version(
-        4, "tiles staged in shared memory, transposed, double-buffered",
+        4, "as 3, tiles staged in shared memory, transposed, the next slab under way meanwhile",
         _tiles("trimat_forward4", (THREADS,), True), _STORED, fixed=THREADS,
     ),
 )  # fmt: skip

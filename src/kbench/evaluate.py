@@ -8,7 +8,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +17,7 @@ from kbench.builds import Builds
 from kbench.catalog import Catalog, describe_fault, kernel_folder, load_catalog
 from kbench.check.bound import Tolerance
 from kbench.check.buffers import Buffers
-from kbench.check.case import Case, CaseCache
+from kbench.check.case import CaseCache
 from kbench.check.judge import Judges
 from kbench.check.memory import require_memory
 from kbench.check.prove import prove, recheck
@@ -83,8 +83,8 @@ class Evaluator:
         with channel.limit(_PLAN_SECONDS, "loading the family files"):
             self.catalog: Catalog = load_catalog([Path(folder) for folder in family_dirs])
         self.device: Device = _open_device(device, time_limit, workers)
-        self.cases = CaseCache(case_cache_bytes(), Judges(self.device).make_case)
-        self._on_device: list[Case] = []  # cases of the problem at hand, whose device copies are kept
+        self.judges = Judges(self.device, channel.note)
+        self.cases = CaseCache(case_cache_bytes(), self.judges.make_case)
         self.builds = Builds(self.device, ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 2))))
 
     def handle(self, request: Message) -> Any:
@@ -124,11 +124,12 @@ class Evaluator:
             with contextlib.suppress(KbenchError):
                 self.builds.ahead(self._source(family, number), kernels, family.by_number[number].arch)
         for job in jobs[:1]:  # only the first problem: later ones would hold memory long before their turn
-            with contextlib.suppress(KbenchError):
+            with contextlib.suppress(Exception):  # whatever a family's rules and reference raise: its row says it
                 family, version = self.catalog[job.family], self.catalog.version(job.family, job.version)
                 subject = self._subject(job)
                 if not subject.refusal:
-                    require_memory(self.device, family, version, subject.problem, subject.tensors)
+                    with self.channel.limit(_HOST_SECONDS, f"comparing references of {job.family}"):
+                        self._enter(family, version, subject, self._draws(job))
                     self.cases.submit(family, subject.problem, self.seed)
 
     # ------------------------------------------------------------------------------------------ rows
@@ -187,19 +188,21 @@ class Evaluator:
         if version.gpu_only and self.device.kind == "emulator":
             row.status, row.reason = "skipped", f"the emulator cannot run it: {version.gpu_only}"
             return
-        require_memory(self.device, family, version, subject.problem, subject.tensors)
-        # A reference that takes seconds must not run into a launch's time limit, nor disturb a timing beside it.
+        draws = self._draws(job)
         with self.channel.limit(_HOST_SECONDS, f"compiling {job.family} version {job.version}, or its reference,"):
-            # `check` ends on patterned inputs: versions may be fitted to noise (all equal, equal rows, one peak a row).
-            patterned = job.purpose == "check"
-            futures = [
-                self.cases.submit(family, subject.problem, self.seed),
-                self.cases.submit(family, subject.problem, self.seed + 1, structured=patterned),
-            ]
-            module = self.builds.module(self._source(family, version.number), kernels_of(subject.plan), version.arch)
+            self._enter(family, version, subject, draws)
+            futures = [self.cases.submit(family, subject.problem, *draw) for draw in draws]
+            try:
+                kernels = kernels_of(subject.plan)
+                module = self.builds.module(self._source(family, version.number), kernels, version.arch)
+            finally:
+                # A reference that still runs would disturb what is measured next: GEMM algorithms when the plan is
+                # prepared, launches, or after an error here the next row. Nor must a launch's time limit cover it.
+                wait(futures)
+            first, second = (future.result() for future in futures)
             prepared = self.device.prepare(subject.plan, module, subject.tensors)
             row.kernels = _kernel_rows(subject.plan, prepared.infos)
-            first, second = (self._keep(future.result()) for future in futures)
+            row.details = list(prepared.notes)
 
         def launch_limit() -> Any:
             return self.channel.limit(self.time_limit, f"a launch of {job.family} version {job.version}")
@@ -222,8 +225,10 @@ class Evaluator:
             )
             if verdict.passed:
                 row.measurement = measurement
+                row.reason = "; ".join(prepared.notes)  # what tables show of a row that passed; its report has details
                 return
             self._judge(row, verdict)
+            patterned = draws[1][1]
             when = "after the timed launches" if timed else "on patterned inputs" if patterned else "on other inputs"
             row.reason = f"{when}: {row.reason}"
 
@@ -235,22 +240,22 @@ class Evaluator:
         device.distribute(bound)  # once: what other GPUs have of the inputs does not change
         return time_plan(device, bound, buffers.restore, on_launch=restart).to_dict()
 
-    def _keep(self, case: Case) -> Case:
-        """Device copies of one problem's cases serve all of its rows; those of the problem before are given back."""
-        if self._on_device and self._on_device[-1].problem != case.problem:
-            for old in self._on_device:
-                old.release()
-            self._on_device.clear()
-            # Answers computed on the GPU fill its memory; those on the host may be wanted again.
-            self.cases.forget(lambda old: old.judge != "numpy" and old.problem != case.problem)
-        if not any(case is kept for kept in self._on_device):
-            self._on_device.append(case)
-        return case
+    def _draws(self, job: Job) -> tuple[tuple[int, bool], tuple[int, bool]]:
+        """Seeds of a row's two cases, and whether their inputs are patterned: `check` ends on such inputs, because
+        versions may be fitted to noise (all equal, equal rows, one peak a row)."""
+        return (self.seed, False), (self.seed + 1, job.purpose == "check")
+
+    def _enter(self, family: Family, version: Version, subject: Subject, draws: Sequence[tuple[int, bool]]) -> None:
+        """Make a row's problem the one in use, once it is known who judges it and that all fits into memory."""
+        self.cases.use(family, subject.problem)  # first: what the problem before has to give back is free memory
+        on_gpu = self.judges.on_gpu(family, subject.problem)
+        made = [case for draw in draws if (case := self.cases.made(family, subject.problem, *draw)) is not None]
+        require_memory(self.device, family, version, subject.problem, subject.tensors, on_gpu, made)
 
     def _judge(self, row: Row, verdict: Verdict) -> None:
         row.verdict = verdict.to_dict()
         if not verdict.passed:
-            row.status, row.reason, row.details = "fail", verdict.reason(), verdict.details()
+            row.status, row.reason, row.details = "fail", verdict.reason(), verdict.details() + row.details
 
     # ------------------------------------------------------------------------------------------ parts
 

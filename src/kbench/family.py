@@ -501,6 +501,8 @@ class Family:
         for name in ("sizes", "presets"):
             _require(isinstance(getattr(self, name), Mapping), f"a Family's {name} are a dict", getattr(self, name))
         _require(isinstance(self.dtypes, tuple | list), "a Family's dtypes are a tuple", self.dtypes)
+        known = isinstance(self.flags, tuple | list) and all(name in self.sizes for name in self.flags)
+        _require(known, "a Family's flags are a tuple of names of its sizes", self.flags)
         for sizes in (*self.presets.values(), *(shape.sizes for shape in self.check_shapes)):
             _require(isinstance(sizes, Mapping), "the sizes of a preset or check shape are a dict", sizes)
             for name, size in sizes.items():

@@ -161,6 +161,8 @@ def _steps(part: str, first: int, last: int, step_text: str, what: str) -> range
 
 def _powers_of_two(part: str, first: int, last: int, what: str) -> list[int]:
     powers = [1 << bit for bit in range(last.bit_length()) if first <= 1 << bit <= last]
+    if first == 0:
+        powers.insert(0, 0)  # whoever writes 0..1 means both values of a flag
     if not powers:
         raise UsageError(f"{what}: {part!r} holds no power of two", f"write {first}..{last}:1 for every number in it")
     return powers

@@ -11,7 +11,7 @@ from typing import Any
 
 from kbench.catalog import Catalog
 from kbench.errors import UsageError
-from kbench.family import Family, Problem, Version
+from kbench.family import DTYPES, Family, Problem, Version
 from kbench.grammar import Target
 from kbench.jobs import Job
 
@@ -42,6 +42,8 @@ class Selection:
         Raises UsageError for names that do not exist, and for sizes that break a rule of the family.
         """
         purpose = "check" if self.mode == "check" else "time"
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise UsageError(f"unknown dtype {self.dtype!r}", f"dtypes: {', '.join(DTYPES)}")
         if not self.targets and self.preset is not None and not _anybody_has(catalog, self.preset):
             raise UsageError(f"no family has a preset {self.preset!r}", "`kbench list FAMILY` names a family's presets")
         for target in self.targets or [Target(name) for name in catalog.names]:
@@ -63,12 +65,13 @@ class Selection:
                 for version in versions:
                     yield Job(name, version.number, version.idea, dict(sizes), self.dtype, version.blocks[0], purpose)
                 continue
-            usual = _checked_dtype(family, self.dtype)
-            for shape in self._shapes(family, usual, device_kind):
+            dtype = self.dtype if self.dtype is not None else _common_dtype(family, versions)
+            if dtype not in family.dtypes:
+                raise UsageError(f"{name} has no dtype {dtype!r}", f"it has {', '.join(family.dtypes)}")
+            for shape in self._shapes(family, dtype, device_kind):
                 for version in versions:
                     if shape.versions is not None and version.number not in shape.versions:
                         continue
-                    dtype = self._dtype_of(version, usual, len(versions))
                     for block in self._blocks(version, shape):
                         yield Job(name, version.number, version.idea, dict(shape.sizes), dtype, block, purpose)
 
@@ -85,13 +88,6 @@ class Selection:
         for shape in shapes:
             _require_valid(family, shape.sizes, dtype)
         return shapes
-
-    def _dtype_of(self, version: Version, usual: str, versions: int) -> str:
-        """Left open, a version that is one of other dtypes by nature takes its own; but a ladder of versions, whose
-        times are compared, keeps to one dtype."""
-        if self.dtype is not None or usual in version.dtypes or (self.mode == "run" and versions > 1):
-            return usual
-        return version.dtypes[0]
 
     def _blocks(self, version: Version, shape: _Shape) -> Sequence[int]:
         """Block sizes of a version to run: a fixed one runs once, whatever was asked."""
@@ -124,10 +120,10 @@ def volume(family: Family, sizes: Mapping[str, int], dtype: str) -> int:
     return sum(tensor.count for tensor in family.tensors(Problem(sizes, dtype)))
 
 
-def _checked_dtype(family: Family, dtype: str | None) -> str:
-    if dtype is not None and dtype not in family.dtypes:
-        raise UsageError(f"{family.name} has no dtype {dtype!r}", f"it has {', '.join(family.dtypes)}")
-    return dtype or family.dtypes[0]
+def _common_dtype(family: Family, versions: Sequence[Version]) -> str:
+    """Where none is named: the first of the family's dtypes that all of the chosen versions take, so that their rows
+    can be compared; the first of all if there is no such dtype."""
+    return next((d for d in family.dtypes if all(d in version.dtypes for version in versions)), family.dtypes[0])
 
 
 def _checked_preset(family: Family, preset: str) -> Mapping[str, int]:

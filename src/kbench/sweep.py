@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kbench.device.worker import Worker, WorkerLost
+from kbench.device.worker import Worker, WorkerError, WorkerLost
 from kbench.errors import CannotRunError, KbenchError, KernelFault, UsageError
 from kbench.jobs import Job
 from kbench.results.schema import Row
@@ -79,7 +79,7 @@ class Bench:
         return [Job(**job) for job in self._call({"do": "jobs", "select": asdict(selection)})]
 
     def ceilings(self) -> dict[str, Any] | None:
-        """What the card can do at most (`kbench.measure.ceilings.Ceilings` as a dict), measured once in its life.
+        """What the card can do at most (`kbench.ceilings.Ceilings` as a dict), kept once it was measured well.
 
         None without a GPU; also, with a note, where measuring fails: rows need none of it.
         """
@@ -91,6 +91,9 @@ class Bench:
         except (WorkerLost, KernelFault) as error:
             self._drop_worker()
             why = str(error)
+        except WorkerError as error:  # in whatever state it left the device
+            self._drop_worker()
+            why = f"internal error: {error.trace if self.options.debug else error}"
         except KbenchError as error:
             why = str(error)
         self._note(f"the card's ceilings could not be measured: {why}")

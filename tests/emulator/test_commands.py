@@ -203,7 +203,7 @@ def test_kill_9_leaves_readable_rows(tmp_path: Path) -> None:
         (("run", "attention_backward", "--version", "5", "--size", "T=-4"), 2, "'-4' is negative"),
         (("run", "attention_backward", "--version", "5", "--size", "X=4"), 2, "its sizes are B, T, C, NH"),
         (("run", "attention_backward", "--version", "5", "--size", "T=1000000"), 5, "GiB"),
-        (("run", "attention_backward", "--version", "5", "--dtype", "bf16"), 2, "it has fp32, tf32"),
+        (("run", "gelu_forward", "--version", "2", "--dtype", "tf32"), 2, "it has bf16, fp32, fp16"),
         (("run", "attention_backward", "--version", "5", "--preset", "huge"), 2, "it has default, small"),
         (("run", "attention_backward", "--version", "5", "--family-dir", "/nowhere"), 2, "/nowhere"),
     ],

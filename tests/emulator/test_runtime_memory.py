@@ -215,12 +215,15 @@ def test_fill_and_copy(device: EmulatorDevice) -> None:
         (Fill(Ref("nothing")), "no tensor 'nothing'"),
         (Copy(Ref("x"), Ref("z"), 3), "the types differ"),
         (Copy(Ref("x", -1), Ref("y"), 3), "Copy reaches"),
-        (Gemm(Matrix("x", 3, 4), Matrix("y", 4, 2), Matrix("y", 3, 2), "fp32"), "Gemm reaches element 11 of tensor x"),
+        (
+            Gemm(Matrix("x", 3, 4), Matrix("y", 4, 2), Matrix("y", 3, 2), "fp32"),
+            "a GEMM uses elements 0 to 12 of tensor x, which has 10",
+        ),
         (
             Gemm(Matrix("x", 1, 2, stride=4), Matrix("y", 2, 1), Matrix("y", 1, 1), "fp32", batch=4),
-            "Gemm reaches element 13",
+            "elements 0 to 14 of tensor x, which has 10",
         ),
-        (Gemm(Matrix("x", 2, 2, ld=1), Matrix("y", 2, 1), Matrix("y", 2, 1), "fp32"), "rows that overlap"),
+        (Gemm(Matrix("x", 2, 2, ld=1), Matrix("y", 2, 1), Matrix("y", 2, 1), "fp32"), "which is no matrix"),
     ],
 )
 def test_steps_outside_their_tensors_are_refused(device: EmulatorDevice, step: Step, words: str) -> None:

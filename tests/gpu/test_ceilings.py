@@ -2,6 +2,7 @@
 
 import pytest
 
+from kbench.device.cuda import card
 from kbench.measure import ceilings
 
 
@@ -41,3 +42,9 @@ def test_memory_is_given_back(device, measured):
     before = device.free_memory()
     ceilings.measure(device)
     assert device.free_memory() >= before - (64 << 20)
+
+
+def test_the_card_is_told_from_others_of_its_model(device):
+    found = card.identity(device.ordinal)
+    assert len(found["uuid"]) == 36 and found["uuid"].strip("0-")
+    assert found["power_limit_w"] is None or 10 < found["power_limit_w"] < 10_000

@@ -12,8 +12,8 @@ import pytest
 from kbench.catalog import load_catalog
 from kbench.check.case import Case, make_case
 from kbench.check.probe import probe, used_share
-from kbench.device.cuda.gemm import operands
 from kbench.device.dtypes import numpy_dtype
+from kbench.device.gemm_operands import operands
 from kbench.family import Array, ErrorModel, Expected, Gemm, Launch, Matrix, Problem, Props, Sdpa, tensors_of
 
 FAMILY = load_catalog()["attention_forward"]

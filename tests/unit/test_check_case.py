@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from kbench.check.case import CaseCache, make_case
+from kbench.check.case import Case, CaseCache, make_case
 from kbench.check.draw import PatternedGenerator
 from kbench.check.probe import probe
 from kbench.errors import KbenchError
@@ -43,7 +44,7 @@ def test_the_reference_sees_what_the_kernel_sees():
     case = make_case(family_of((INP, OUT), reference), PROBLEM, 7)
     assert case.inputs["inp"].dtype == ml_dtypes.bfloat16 and seen["inp"].dtype == np.float64
     assert np.array_equal(seen["inp"], case.inputs["inp"].astype(np.float64))
-    assert case.judge == "numpy" and case.nbytes == 6 * 2 + 6 * 8 + 8
+    assert (case.judge, case.family) == ("numpy", "sample") and case.nbytes == 6 * 2 + 6 * 8
 
 
 def test_a_seed_gives_the_same_inputs_and_another_seed_others():
@@ -226,6 +227,85 @@ def test_a_failed_reference_fails_each_time_and_runs_once(cache):
         with pytest.raises(KbenchError, match="missing"):
             cache.submit(family, PROBLEM, 0).result()
     assert len(calls) == 1
+    cache.use(family, problem(1))
+    with pytest.raises(KbenchError, match="missing"):
+        cache.submit(family, PROBLEM, 0).result()
+    assert len(calls) == 2  # it may have been for want of memory, which another problem has given back
+
+
+def test_the_cases_of_one_problem_stay_though_together_they_are_too_large(cache):
+    counting = Counting(nbytes=16_000)
+    for _ in range(3):
+        cases = [cache.submit(counting.family, problem(1), seed).result() for seed in (0, 1)]
+    assert counting.calls == [1, 1] and cases[0] is cache.submit(counting.family, problem(1), 0).result()
+    cache.submit(counting.family, problem(2), 0).result()
+    cache.submit(counting.family, problem(2), 1).result()
+    cache.submit(counting.family, problem(1), 0).result()
+    assert counting.calls == [1, 1, 2, 2, 1]  # 20 kB at most: the problem before made room
+
+
+def on_a_gpu(family, of, seed, structured):
+    """A case that was judged by a GPU: 1 kB of inputs, answers of 1 GB each in its memory."""
+    answer = SimpleNamespace(nbytes=10**9)
+    return Case(
+        family.name, of, seed, structured, {}, {"inp": np.zeros(250, np.float32)}, {"out": Expected(answer)}, "cupy"
+    )
+
+
+class FakeGpu:
+    """As much of a device as keeping copies needs."""
+
+    xp = SimpleNamespace(ndarray=SimpleNamespace, asarray=lambda array: SimpleNamespace(nbytes=array.nbytes))
+
+
+@pytest.fixture
+def gpu_cache():
+    made = CaseCache(20_000, on_a_gpu)
+    yield made
+    made.close()
+
+
+SAMPLE = family_of((INP, OUT), lambda problem, inputs, error, xp: {})
+
+
+def test_answers_on_a_gpu_take_no_main_memory(gpu_cache):
+    case = gpu_cache.submit(SAMPLE, problem(1), 0).result()
+    assert case.on_gpu and case.nbytes == 1000
+
+
+def test_another_problem_releases_copies_and_drops_answers_on_the_gpu(gpu_cache):
+    case = gpu_cache.submit(SAMPLE, problem(1), 0).result()
+    case.on(FakeGpu).pristine("inp")
+    assert case.uploaded == 1000
+    assert gpu_cache.made(SAMPLE, problem(1), 0) is case and gpu_cache.made(SAMPLE, problem(1), 1) is None
+    gpu_cache.use(SAMPLE, problem(1))
+    assert case.uploaded == 1000
+    gpu_cache.use(SAMPLE, problem(2))
+    assert case.uploaded == 0 and gpu_cache.made(SAMPLE, problem(1), 0) is None
+
+
+def test_answers_on_the_host_outlive_their_copies(cache):
+    family = family_of((replace(INP, shape=(6,)), OUT), lambda p, inputs, error, xp: {"out": Expected(inputs["inp"])})
+    case = cache.submit(family, PROBLEM, 0).result()
+    case.on(FakeGpu).pristine("inp")
+    cache.use(family, problem(7))
+    assert case.uploaded == 0 and cache.submit(family, PROBLEM, 0).result() is case
+
+
+def test_a_family_of_the_same_sizes_is_another_problem(gpu_cache):
+    case = gpu_cache.submit(SAMPLE, problem(1), 0).result()
+    case.on(FakeGpu).pristine("inp")
+    gpu_cache.submit(replace(SAMPLE, name="other"), problem(1), 0)
+    assert case.uploaded == 0 and gpu_cache.made(SAMPLE, problem(1), 0) is None
+
+
+def test_another_problem_waits_for_a_reference_under_way(cache):
+    counting = Counting()
+    counting.release.clear()
+    future = cache.submit(counting.family, problem(1), 0)
+    threading.Timer(0.1, counting.release.set).start()
+    cache.use(counting.family, problem(2))
+    assert future.done()
 
 
 # ---------------------------------------------------------------------------------------------- probes

@@ -260,6 +260,26 @@ def test_check_of_nothing_is_not_a_success(kbench: Runner) -> None:
     assert "version 1 refused: needs T even" in out
 
 
+def test_check_counts_and_tells_what_this_machine_skips(kbench: Runner) -> None:
+    skipped = "needs 8 GPUs, this process sees 1"
+    rows = [make_row(1), failed(1, "skipped", skipped), failed(1, "skipped", skipped), failed(1, "refused", "odd")]
+    rows += [failed(2, "skipped", "no NCCL")]
+    status, out, _ = kbench("check toy", rows)
+    assert status == Exit.OK and narrow(out)
+    heading, one, two = (line.split() for line in out.splitlines() if line.split() and line.split()[0] in "ver12")
+    assert heading[:7] == ["ver", "verdict", "passed", "wrong", "stopped", "refused", "skipped"]
+    assert one[:7] == ["1", "pass", "1", "0", "0", "1", "2"] and two[:7] == ["2", "skipped", "0", "0", "0", "0", "1"]
+    assert f"version 1 skipped: {skipped} (2 rows)" in out and "odd" not in out
+    document = json.loads(kbench("check toy --json", rows)[1])
+    assert [(entry["refused"], entry["skipped"]) for entry in document["summary"]] == [(1, 2), (0, 1)]
+    assert "skipped" not in kbench("check toy", rows[:1])[1], "no column where nothing was"
+
+
+def test_a_preset_of_some_families_needs_no_names(kbench: Runner) -> None:
+    kbench("check --preset large", [make_row(1)])
+    assert kbench.bench.asked["targets"] == [], "all families: those that have the preset are meant"
+
+
 def test_check_tells_a_rule_once_for_all_problems_that_break_it(kbench: Runner) -> None:
     rows = [replace(failed(1, "refused", f"needs T even (here T={T})"), sizes={"T": T}) for T in (3, 5)]
     assert "version 1 refused: needs T even (2 rows)\n" in kbench("check toy", rows)[1]
@@ -412,7 +432,7 @@ def test_json_is_one_strict_document_and_nothing_else(kbench: Runner, command: s
 def test_json_of_a_sweep_names_run_and_winners(kbench: Runner, tmp_path: Path) -> None:
     rows = [make_row(1, median_ms=2.0), make_row(2, median_ms=1.0)]
     document = json.loads(kbench(f"sweep toy --json --results {tmp_path}", rows)[1])
-    assert document["winners"] == [{"family": "toy", "version": 2, "block": 256, "N": 64}]
+    assert document["winners"] == [{"family": "toy", "version": 2, "dtype": "fp32", "block": 256, "N": 64}]
     assert Path(document["run"]) == latest_run(tmp_path)
 
 

@@ -13,9 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from kbench import __version__
+from kbench.catalog import load_catalog
 from kbench.cli import machine
 from kbench.cli.app import run_command
 from kbench.errors import Exit
+from kbench.family import AllReduce, Problem, Props, Sdpa
 from kbench.install import install_command
 
 ROOT = Path(__file__).parents[2]
@@ -262,7 +264,7 @@ def test_the_shell_completes_commands_families_and_options(toys: Path) -> None:
     assert complete("kbench run --dtype b") == ["bf16"]
     assert complete(f"kbench check --family-dir {toys} toy --dtype ") == ["fp32"]
     assert complete("kbench sweep attention_backward --preset s") == ["small"]
-    assert complete("kbench check nosuch --preset ") == ["default", "small"]
+    assert complete("kbench check nosuch --preset ") == ["default", "small", "large"]
     assert complete("kbench run attention_backward:") == [f"attention_backward:{n}" for n in range(1, 9)]
     assert complete(f"kbench check --family-dir {toys} toy:3") == ["toy:3"]
 
@@ -388,6 +390,65 @@ def test_doctor_tells_the_command_that_installs_an_extra(monkeypatch: pytest.Mon
     monkeypatch.setattr(machine, "_has_module", lambda module: False)
     fact = machine._distribution("CuPy", "cupy", ("no-such-distribution",))
     assert fact.state == "missing" and fact.remedy == install_command("cuda12")
+
+
+@pytest.mark.parametrize(
+    ("library", "there", "lacking"),
+    [
+        ("cuDNN", (), "nvidia-cudnn-frontend"),
+        ("cuDNN", ("nvidia-cudnn-frontend",), "nvidia-cudnn-cu13 or nvidia-cudnn-cu12"),
+        ("cuDNN", ("nvidia-cudnn-frontend", "nvidia-cudnn-cu12"), ""),
+        ("cuDNN", ("nvidia-cudnn-frontend", "cudnn"), ""),  # the library from the system's packages
+        ("NCCL", (), "nvidia-nccl-cu13 or nvidia-nccl-cu12"),
+        ("NCCL", ("nvidia-nccl-cu13",), ""),
+    ],
+)
+def test_doctor_tells_what_optional_libraries_are_for(
+    monkeypatch: pytest.MonkeyPatch, library: str, there: tuple[str, ...], lacking: str
+) -> None:
+    def version(name: str) -> str:
+        if name not in there:
+            raise machine.metadata.PackageNotFoundError(name)
+        return "9.13"
+
+    monkeypatch.setattr(machine.metadata, "version", version)
+    monkeypatch.setattr(machine, "find_library", lambda name: f"lib{name}.so.9" if name in there else None)
+    wanted = next(each for each in machine.OPTIONAL if each.name == library)
+    for driver, extra in ((13000, "13"), (12090, "12"), (0, "")):
+        monkeypatch.setattr("kbench.device.cuda.probe.driver_version", lambda driver=driver: driver)
+        fact = machine._optional(wanted)
+        if not lacking:
+            assert fact.state == "ok" and "9" in fact.value and not fact.remedy
+            continue
+        assert fact.state == "note" and fact.value.startswith(f"{lacking} is not installed")
+        assert fact.remedy == (install_command(f"{library.lower()}{extra}") if extra else "")
+        assert (wanted.needed_by in fact.value) == bool(extra)
+
+
+def test_doctor_shows_an_optional_library_with_its_command_and_is_content(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fact = machine.Fact("NCCL", "note", "not installed", "nccl_all_reduce", "pip install nccl13")
+    monkeypatch.setattr(machine, "_optional", lambda library: fact)
+    monkeypatch.setattr("kbench.device.cuda.probe.probe_gpu", lambda: "")
+    assert run_command(["doctor"]) == 0
+    assert "NCCL: optional, for nccl_all_reduce\n    pip install nccl13\n" in capsys.readouterr().out
+
+
+def test_the_versions_that_need_optional_libraries_are_those_that_doctor_names() -> None:
+    steps = {"cuDNN": Sdpa, "NCCL": AllReduce}
+    props = Props("a", "sm_90", 132, 2048, 1024, 49152, 232448, 233472, 65536, 50 << 20, 140 << 30)
+    named = {library.name: library.needed_by for library in machine.OPTIONAL}
+    found: dict[str, set[str]] = {name: set() for name in steps}
+    for family in load_catalog().values():
+        for version in family.versions:
+            problem = Problem(family.presets["small"], version.dtypes[0])
+            plan = version.plan(problem, version.blocks[-1], props)
+            for name, kind in steps.items():
+                if any(isinstance(step, kind) for step in plan):
+                    all_of_it = len(family.versions) == 1
+                    found[name].add(family.name if all_of_it else f"{family.name} version {version.number}")
+    assert found == {name: {text} for name, text in named.items()}
 
 
 def test_nvidia_smi_is_read_or_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

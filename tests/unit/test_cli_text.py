@@ -141,10 +141,14 @@ def test_reasons_are_said_once_for_the_block_sizes_that_share_them(capsys: pytes
     ]
 
 
-def test_refusals_are_explained_only_of_versions_that_ran_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals_are_explained_of_versions_that_ran_nowhere_and_whatever_was_skipped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     rows = [failed(1, "refused", "needs T even")] * 3 + [failed(2, "refused", "too small"), make_row(2)]
+    rows += [failed(2, "skipped", "needs 8 GPUs, this process sees 1")] * 2
     show_refusals([*rows, failed(3, "skipped", "tensor cores")], Screen())
-    text = "version 1 refused: needs T even (3 rows)\nversion 3 skipped: tensor cores\n"
+    text = "version 1 refused: needs T even (3 rows)\n"
+    text += "version 2 skipped: needs 8 GPUs, this process sees 1 (2 rows)\nversion 3 skipped: tensor cores\n"
     assert capsys.readouterr().out == text
 
 

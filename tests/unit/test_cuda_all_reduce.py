@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -90,6 +91,28 @@ def test_ranks_take_the_gpus_from_the_devices_own_on(monkeypatch):
     assert groups.of(3) == groups.of(3) == "group"
     groups.of(1)
     assert made == [(3, [3, 0, 1]), (1, [3])]
+
+
+@pytest.mark.parametrize(
+    "error", [CannotRunError("no link", "look"), KernelFault("timeout", "did not find each other", context_lost=True)]
+)
+def test_a_group_that_failed_to_form_is_not_formed_again(monkeypatch, error):
+    tried = []
+
+    def group(count, ordinals):
+        tried.append(count)
+        if count == 2:
+            raise error
+        return "group"
+
+    fake_cupy(monkeypatch, 4, available=True)
+    monkeypatch.setattr(all_reduce, "Group", group)
+    groups = Groups(0)
+    for _ in range(3):
+        with pytest.raises(type(error), match=str(error)):
+            groups.of(2)
+        assert groups.of(3) == "group", "other numbers of ranks are other groups"
+    assert tried == [2, 3]
 
 
 class NcclError(RuntimeError):
@@ -290,8 +313,7 @@ def test_a_rank_that_does_not_come_is_an_error_in_time(make, monkeypatch, gpu, e
     with pytest.raises(error, match=words) as caught:
         make(1, gpu)
     assert time.monotonic() - started < 20
-    # After a fault this process may hold a thread that waits in NCCL for ever, so it is replaced.
-    assert getattr(caught.value, "context_lost", True)
+    assert not getattr(caught.value, "context_lost", False), "this process goes on, and remembers"
 
 
 @pytest.mark.parametrize(
@@ -312,6 +334,29 @@ def test_a_rank_that_fails_in_a_launch_is_a_fault_in_time(make, monkeypatch, gpu
         two.run()
     assert time.monotonic() - started < 20
     assert fault.value.row_status == status and fault.value.context_lost
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words"),
+    [
+        (ranks.LAUNCH_FAILS, "^rank 1: an internal error$"),
+        (ranks.LAUNCH_RAISES, "^rank 1: ZeroDivisionError: by zero$"),
+    ],
+)
+def test_a_rank_whose_launch_fails_ends_the_wait_of_this_one_which_says_why(make, gpu, words):
+    two = make(gpu)
+    # Rank 0 waits in NCCL for a rank that will not come. Without help it would for ever: this ends the test.
+    late = threading.Timer(20, two.group.communicator.abort)
+    late.start()
+    started = time.monotonic()
+    with pytest.raises(KernelFault, match=words) as fault:
+        two.run()
+    late.cancel()
+    assert time.monotonic() - started < 10 and fault.value.context_lost
+    time.sleep(3 * all_reduce._WATCH_SECONDS)
+    with pytest.raises(KernelFault, match=words):  # and not that its process has ended
+        two.bound(0)
+    assert_gone_soon(two.pids)
 
 
 def test_a_rank_that_dies_while_this_one_waits_for_it_ends_the_wait(make):

@@ -11,8 +11,9 @@ import pytest
 
 from column_major import DESC, EPILOGUE, FakeApi, fake_library
 from kbench.device.base import Buffer
-from kbench.device.cuda.gemm import PreparedGemm, bias_operand, operands
+from kbench.device.cuda.gemm import PreparedGemm
 from kbench.device.emulator.steps import check_step, run_step
+from kbench.device.gemm_operands import bias_operand, operands
 from kbench.errors import KernelFault, LaunchRefused
 from kbench.family import Gemm, Matrix, Ref, Tensor
 
@@ -114,9 +115,11 @@ TENSORS = [tensor("a", 32), tensor("b", 16), tensor("out", 8)]
         (STEP, [tensor("a", 32, "int32"), *TENSORS[1:]], "holds int32"),
     ],
 )
-def test_what_does_not_fit_is_refused(step: Gemm, tensors: list[Tensor], words: str) -> None:
+def test_what_does_not_fit_is_refused_on_either_device(step: Gemm, tensors: list[Tensor], words: str) -> None:
     with pytest.raises(LaunchRefused, match=words):
         operands(step, tensors)
+    with pytest.raises(LaunchRefused, match=words):
+        check_step(step, {tensor.name: tensor for tensor in tensors})
 
 
 BIASED = replace(STEP, bias="bias")
@@ -135,7 +138,7 @@ def test_a_bias_that_does_not_fit_is_refused(bias: Ref, dtype: str, words: str) 
     tensors = [*TENSORS, tensor("bias", 17, dtype)]
     with pytest.raises(LaunchRefused, match=words):
         bias_operand(replace(STEP, bias=bias), tensors)
-    with pytest.raises(LaunchRefused):  # and where no GPU is, too
+    with pytest.raises(LaunchRefused, match=words):  # and where no GPU is, too
         check_step(replace(STEP, bias=bias), {tensor.name: tensor for tensor in tensors})
 
 

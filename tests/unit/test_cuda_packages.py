@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 
 from kbench.errors import CannotRunError, KernelFault
@@ -33,3 +37,50 @@ def test_errors_of_cupys_runtime_and_driver_are_translated() -> None:
 
 def test_the_driver_error_is_where_we_look_for_it() -> None:
     assert issubclass(cupy.cuda.driver.CUDADriverError, RuntimeError)
+
+
+def test_no_gpu_memory_is_told_from_no_main_memory() -> None:
+    """CuPy's error is a MemoryError: in array operations as in what the device does itself."""
+    from kbench.device.cuda.device import CudaDevice
+    from kbench.device.cuda.faults import translated
+
+    def exhaust() -> None:
+        raise cupy.cuda.memory.OutOfMemoryError(1 << 40, 0)
+
+    with pytest.raises(CannotRunError, match="preparing a plan: not enough GPU memory"), translated("preparing a plan"):
+        exhaust()
+    device = object.__new__(CudaDevice)
+    device.ordinal, device._runtime = 0, SimpleNamespace(setDevice=lambda ordinal: None)
+    device._device = device.stream = nullcontext()
+    with pytest.raises(CannotRunError, match="not enough GPU memory"), device.activate():
+        exhaust()
+    with pytest.raises(MemoryError), device.activate():
+        raise MemoryError
+
+
+def test_a_description_names_the_libraries_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kbench.device.cuda import versions
+    from kbench.device.cuda.device import CudaDevice
+    from kbench.errors import LibraryMissing
+
+    def missing() -> None:
+        raise LibraryMissing("no NCCL")
+
+    def no_symbol() -> None:  # the package looks for its library at the first call
+        raise RuntimeError("Unable to find symbol cudnnGetVersion")
+
+    blas = SimpleNamespace(get_version=lambda: 130000)
+    monkeypatch.setitem(sys.modules, "nvmath", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "nvmath.bindings", SimpleNamespace(cublasLt=blas))
+    monkeypatch.setitem(sys.modules, "cudnn", SimpleNamespace(backend_version_string=lambda: "9.13.0"))
+    monkeypatch.setattr(versions, "load_nccl", lambda: SimpleNamespace(get_version=lambda: 22707))
+    device = object.__new__(CudaDevice)
+    device.xp, device.props = cupy, SimpleNamespace(name="Test GPU", arch="sm_90")
+    device._runtime = SimpleNamespace(runtimeGetVersion=lambda: 13000, driverGetVersion=lambda: 13000)
+    facts = device.describe()
+    assert (facts["cublaslt"], facts["cudnn"], facts["nccl"]) == (130000, "9.13.0", 22707)
+    assert device.row_name == facts["name"] == "Test GPU"
+    monkeypatch.setitem(sys.modules, "nvmath.bindings", None)
+    monkeypatch.setitem(sys.modules, "cudnn", SimpleNamespace(backend_version_string=no_symbol))
+    monkeypatch.setattr(versions, "load_nccl", missing)
+    assert not {"cublaslt", "cudnn", "nccl"} & set(device.describe())

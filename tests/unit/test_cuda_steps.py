@@ -68,6 +68,13 @@ def test_more_than_48_kib_have_to_be_asked_for(dynamic: int, asked: int) -> None
     assert launch(shared=dynamic).asks_for_shared == asked
 
 
+def test_every_step_but_those_of_libraries_needs_no_workspace() -> None:
+    from kbench.device.cuda.device import _AllReduceStep
+
+    steps = (launch(), PreparedFill(Fill(Ref("x")), TENSORS), PreparedCopy(Copy(Ref("x"), Ref("y"), 1), TENSORS))
+    assert [step.workspace for step in (*steps, _AllReduceStep)] == [0] * 4
+
+
 class RecordingDriver:
     """Takes down the calls of a bound step; every one succeeds."""
 
@@ -114,7 +121,7 @@ BITS = struct.unpack("<I", struct.pack("<f", 1.5))[0]
 )
 def test_fills_and_copies(step: Fill | Copy, calls: list[tuple[Any, ...]], driver: RecordingDriver) -> None:
     prepared = PreparedFill(step, TENSORS) if isinstance(step, Fill) else PreparedCopy(step, TENSORS)
-    run = prepared.bind(address)
+    run = prepared.bind(address, 0)
     assert driver.calls == []
     run(5)
     assert driver.calls == calls
@@ -135,12 +142,12 @@ def test_fills_and_copies(step: Fill | Copy, calls: list[tuple[Any, ...]], drive
 )
 def test_fills_and_copies_that_do_not_fit(step: Fill | Copy, words: str, driver: RecordingDriver) -> None:
     with pytest.raises(LaunchRefused, match=words):
-        (PreparedFill(step, TENSORS) if isinstance(step, Fill) else PreparedCopy(step, TENSORS)).bind(address)
+        (PreparedFill(step, TENSORS) if isinstance(step, Fill) else PreparedCopy(step, TENSORS)).bind(address, 0)
 
 
 def test_a_launch_passes_addresses_and_typed_values(driver: RecordingDriver) -> None:
 
-    run = launch(grid=(3, 2), block=(64,), args=(Ref("x", 3), 1.5, 2**40), shared=16).bind(address)
+    run = launch(grid=(3, 2), block=(64,), args=(Ref("x", 3), 1.5, 2**40), shared=16).bind(address, 0)
     driver.calls.clear()
     run(99)
     ((name, _function, *dimensions, shared, stream, parameters, extra),) = driver.calls

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kbench.family import Launch, Ref, Tensor, Version, checked_plan, checked_tensors
+from kbench.family import Expected, Family, Launch, Ref, Tensor, Version, checked_plan, checked_tensors
 
 
 def launch(**wrong: Any) -> Launch:
@@ -85,3 +85,20 @@ X = Tensor("x", (3,), "fp32", "scratch")
 def test_tensors_that_are_none(tensors: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         checked_tensors(tensors)
+
+
+def family(**changes: Any) -> Family:
+    sizes = {"N": "elements", "accumulate": "1 adds to what is there"}
+    usual: dict[str, Any] = {
+        "name": "toy", "summary": "", "sizes": sizes, "dtypes": ("fp32",), "presets": {}, "check_shapes": (),
+        "tensors": lambda problem: (X,), "reference": lambda problem, inputs, error, xp: {"x": Expected(0.0)},
+        "versions": (version(),), "flags": ("accumulate",),
+    }  # fmt: skip
+    return Family(**(usual | changes))
+
+
+@pytest.mark.parametrize("flags", ["N", "accumulate", None, {"accumulate"}, (0,), ("acumulate",), ("N", "M")])
+def test_flags_are_a_tuple_of_names_of_sizes(flags: Any) -> None:
+    assert family().size_fault("accumulate", 0) == "" and family(flags=()).flags == ()
+    with pytest.raises(TypeError, match="flags are a tuple of names of its sizes"):
+        family(flags=flags)

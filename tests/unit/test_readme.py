@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kbench.catalog import load_catalog
 from kbench.cli import check, doctor, run, sweep
 from kbench.cli import list as listing
 from kbench.cli.app import run_command
@@ -106,6 +107,24 @@ def test_the_make_targets_that_the_readme_names_exist() -> None:
     for target in named:
         done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_the_numbers_of_families_and_versions_are_those_of_the_catalogue() -> None:
+    claim = re.search(r"(\d+) families .*?(\d+) versions in all", README, re.DOTALL)
+    catalog = load_catalog()
+    assert claim is not None
+    assert tuple(map(int, claim.groups())) == (len(catalog), sum(len(catalog[name].versions) for name in catalog))
+
+
+def test_the_table_of_families_has_the_catalogues_names_and_numbers_of_versions() -> None:
+    table = README.partition("| families | versions |")[2].partition("\n\n")[0]
+    found: dict[str, int] = {}
+    for line in table.splitlines()[2:]:
+        names, versions = line.strip("| ").split(" | ")
+        # The numbers come first, as many as there are names; what is said of them follows a colon.
+        numbers = re.findall(r"\d+", versions.partition(":")[0])
+        found |= dict(zip(re.findall(r"`(\w+)`", names), map(int, numbers), strict=True))
+    assert found == {name: len(family.versions) for name, family in load_catalog().items()}
 
 
 def test_the_exit_statuses_of_the_readme_are_all_there() -> None:

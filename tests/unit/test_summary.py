@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from fakes import FakeBench, failed, make_row
+from kbench.ceilings import Ceilings
 from kbench.cli.app import run_command
+from kbench.device.worker import WorkerError
 from kbench.errors import CannotRunError, Exit, KernelFault
-from kbench.measure.ceilings import Ceilings
 from kbench.results.schema import Row
 from kbench.results.store import latest_run, read_run
 from kbench.results.summary import Line, summarise, write_summary
@@ -139,14 +140,15 @@ def test_the_emulator_has_no_times_to_sum_up(sweep: Any) -> None:
 def test_unknown_ceilings_are_said(sweep: Any) -> None:
     out = sweep(rows(), card=None)[1]
     assert out.rstrip().endswith("ceilings of this card: not known") and "gemm" not in out.split("ver  block")[-1]
-    partly = Ceilings(4000.0, notes=("fp32 GEMM: nvmath is missing",))
+    partly = Ceilings(4000.0, notes=("fp32 GEMM not measured: nvmath is missing",))
     out = sweep(rows(), card=partly.to_dict())[1]
-    assert "copy 4,000 GB/s, read and written\nnot measured: fp32 GEMM: nvmath is missing\n" in out
+    assert "copy 4,000 GB/s, read and written\nfp32 GEMM not measured: nvmath is missing\n" in out
 
 
 def test_the_json_document_has_the_summary(sweep: Any) -> None:
     document = json.loads(sweep(rows(), "--json")[1])
     assert [line["version"] for line in document["summary"]] == [7, 1, None]
+    assert [(row["version"], row["dtype"]) for row in document["winners"]] == [(7, "fp32"), (1, "bf16")]
     assert document["device"]["ceilings"]["gemm_tflops"] == {"fp32": 50.0, "bf16": 800.0}
 
 
@@ -159,6 +161,11 @@ def test_the_json_document_has_the_summary(sweep: Any) -> None:
         (CARD.to_dict(), "", False),
         (CannotRunError("no memory"), "the card's ceilings could not be measured: no memory", False),
         (KernelFault("illegal-access", "gone"), "the card's ceilings could not be measured: gone", True),
+        (
+            WorkerError("Traceback\n  ...\nZeroDivisionError: by zero\n"),
+            "the card's ceilings could not be measured: internal error: ZeroDivisionError: by zero",
+            True,
+        ),
     ],
 )
 def test_ceilings_that_cannot_be_measured_stop_nothing(answer: Any, note: str, dropped: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,10 +32,11 @@ _LARGEST = {
 class Case:
     """One problem's inputs and what must come of them.
 
-    inputs: "in" and "inout" tensors as stored (numpy). expected: "out" and "inout" tensors, in float64.
-    judge: the module that computed the reference, "numpy" or "cupy".
+    family: its name. inputs: "in" and "inout" tensors as stored (numpy). expected: "out" and "inout" tensors, in
+    float64. judge: the module that computed the reference, "numpy" or "cupy".
     """
 
+    family: str
     problem: Problem
     seed: int
     structured: bool
@@ -48,9 +48,19 @@ class Case:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the case holds: what a cache of cases counts."""
+        """Bytes of main memory that the case holds: what a cache of cases counts."""
         answers = [array for expected in self.expected.values() for array in (expected.value, expected.bound)]
-        return sum(int(getattr(array, "nbytes", 8)) for array in (*self.inputs.values(), *answers))
+        return sum(array.nbytes for array in (*self.inputs.values(), *answers) if isinstance(array, np.ndarray))
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the answers are in GPU memory."""
+        return self.judge != np.__name__
+
+    @property
+    def uploaded(self) -> int:
+        """Bytes of GPU memory that copies of the inputs, and masks, take."""
+        return self._on_device[1].nbytes if self._on_device is not None else 0
 
     def on(self, device: Device) -> DeviceCase:
         """The case on a device, uploaded at first use and kept until `release`."""
@@ -94,7 +104,7 @@ def make_case(family: Family, problem: Problem, seed: int, structured: bool = Fa
         for tensor in tensors.values()
         if tensor.role in ("out", "inout")
     }
-    return Case(problem, seed, structured, tensors, stored, expected, xp.__name__)
+    return Case(family.name, problem, seed, structured, tensors, stored, expected, xp.__name__)
 
 
 def _checked(family: str, tensor: Tensor, answer: Expected | None, xp: Any) -> Expected:
@@ -154,52 +164,79 @@ def _rounds(part: Array, tensor: Tensor, xp: Any) -> Array:
     return scaled != xp.rint(scaled)
 
 
+ProblemKey = tuple[Any, ...]
+
+
+def problem_key(family: Family, problem: Problem) -> ProblemKey:
+    """What tells one problem from another: families may have sizes of the same names and values."""
+    return family.name, tuple(sorted(problem.sizes.items())), problem.dtype
+
+
 class CaseCache:
     """Cases by family, problem and seed, each computed once, in a thread of its own, so that references
-    overlap compilation. The least recently used are dropped while all together hold over `limit_bytes`."""
+    overlap compilation.
+
+    One problem is in use: that of the last `use` or `submit`. Its cases alone hold GPU memory, and are never dropped:
+    every row of the problem needs them. Of others the least recently used are dropped while all together hold over
+    `limit_bytes` of main memory. For one thread's use.
+    """
 
     def __init__(self, limit_bytes: int, make: Callable[[Family, Problem, int, bool], Case] = make_case):
         self._limit = limit_bytes
         self._make = make
-        self._lock = threading.Lock()
-        self._cases: OrderedDict[tuple[Any, ...], Future[Case]] = OrderedDict()
+        self._in_use: ProblemKey = ()
+        self._cases: OrderedDict[tuple[ProblemKey, int, bool], Future[Case]] = OrderedDict()
         # One at a time: references use all cores themselves, and two at once would double the peak of memory.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="reference")
 
+    def use(self, family: Family, problem: Problem) -> None:
+        """Make this problem the one in use; the one before gives its GPU memory back.
+
+        Waits for references that are under way: what they will hold has to be given back too.
+        """
+        key = problem_key(family, problem)
+        if key == self._in_use:
+            return
+        self._in_use = key
+        for name, future in list(self._cases.items()):
+            if name[0] == key:
+                continue
+            # A failure's traceback holds what the reference had made by then; and memory may be there the next time.
+            failed = future.exception() is not None  # waits
+            if not failed:
+                future.result().release()
+            if failed or future.result().on_gpu:  # answers on the host may be wanted again
+                del self._cases[name]
+
     def submit(self, family: Family, problem: Problem, seed: int, structured: bool = False) -> Future[Case]:
         """The case, or the error that making it raised, when it is there."""
-        key = (family.name, tuple(sorted(problem.sizes.items())), problem.dtype, seed, structured)
-        with self._lock:
-            if key not in self._cases:
-                self._cases[key] = self._pool.submit(self._make, family, problem, seed, structured)
-            self._cases.move_to_end(key)
-            self._trim()
-            return self._cases[key]
+        self.use(family, problem)
+        name = (self._in_use, seed, structured)
+        if name not in self._cases:
+            self._cases[name] = self._pool.submit(self._make, family, problem, seed, structured)
+        self._cases.move_to_end(name)
+        self._trim()
+        return self._cases[name]
+
+    def made(self, family: Family, problem: Problem, seed: int, structured: bool = False) -> Case | None:
+        """The case if it is there, waiting for it if it is under way; None if not, or if making it failed."""
+        future = self._cases.get((problem_key(family, problem), seed, structured))
+        return future.result() if future is not None and future.exception() is None else None
+
+    def _finished(self) -> list[tuple[tuple[ProblemKey, int, bool], Case]]:
+        done = [(name, future) for name, future in self._cases.items() if future.done()]
+        return [(name, future.result()) for name, future in done if future.exception() is None]
 
     def _trim(self) -> None:
-        """Drop finished cases, oldest use first, but never the one used last."""
-        sizes = {key: _size(future) for key, future in self._cases.items()}
-        total = sum(sizes.values())
-        for key in list(self._cases)[:-1]:
+        finished = self._finished()
+        total = sum(case.nbytes for _, case in finished)
+        for name, case in finished:
             if total <= self._limit:
                 return
-            if sizes[key]:
-                total -= sizes[key]
-                del self._cases[key]
-
-    def forget(self, unwanted: Callable[[Case], bool]) -> None:
-        """Drop the finished cases that are `unwanted`."""
-        with self._lock:
-            for key, future in list(self._cases.items()):
-                if _size(future) and unwanted(future.result()):
-                    del self._cases[key]
+            if name[0] != self._in_use:
+                total -= case.nbytes
+                del self._cases[name]
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._cases.clear()
-
-
-def _size(future: Future[Case]) -> int:
-    if future.cancelled() or not future.done() or future.exception() is not None:
-        return 0
-    return future.result().nbytes

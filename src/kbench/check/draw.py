@@ -67,13 +67,15 @@ class PatternedGenerator:
 class ChunkedGenerator:
     """Draws large arrays in chunks, on all cores; small ones, and by any other method, as a numpy Generator does.
 
-    A chunk has a generator of its own, seeded by its place, so values do not depend on the number of cores. Large
-    arrays of floats come as float32: no tensor holds more.
+    A chunk has a generator of its own, seeded by its place, so values do not depend on the number of cores.
+    dtype: of large arrays of floats. float32 unless the tensor to be drawn holds more, because it takes half the time
+    and memory.
     """
 
     CHUNK = 1 << 20
 
     def __init__(self, seed: int):
+        self.dtype: Any = np.float32
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._seed = seed
         self._calls = 0
@@ -84,7 +86,7 @@ class ChunkedGenerator:
     def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
         if not self._is_large(size):
             return self._rng.normal(loc, scale, size)
-        values = self._filled(size, lambda rng, out: rng.standard_normal(dtype=np.float32, out=out))
+        values = self._filled(size, lambda rng, out: rng.standard_normal(dtype=self.dtype, out=out))
         return self._scaled(values, scale, loc)
 
     def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
@@ -95,8 +97,14 @@ class ChunkedGenerator:
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
         if not self._is_large(size):
             return self._rng.uniform(low, high, size)
-        values = self._filled(size, lambda rng, out: rng.random(dtype=np.float32, out=out))
-        return self._scaled(values, np.subtract(high, low), low)
+        if np.any(np.less(high, low)):
+            raise ValueError("high - low < 0")  # as the small draw does
+        values = self._filled(size, lambda rng, out: rng.random(dtype=self.dtype, out=out))
+        values = self._scaled(values, np.subtract(high, low), low)
+        # Rounding carries the largest of them to `high` and beyond, which is no value of [low, high): not an index,
+        # not a probability below 1.
+        below = np.nextafter(np.asarray(high, self.dtype), np.asarray(low, self.dtype))
+        return np.minimum(values, below, out=values)
 
     def random(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
         if out is not None or not self._is_large(size):
@@ -107,13 +115,13 @@ class ChunkedGenerator:
         return size is not None and math.prod(_as_shape(size)) > self.CHUNK
 
     def _scaled(self, values: Array, scale: Any, shift: Any) -> Array:
-        """values * scale + shift in float32, without a temporary as large as they are."""
-        values *= np.float32(scale) if np.ndim(scale) == 0 else np.asarray(scale, np.float32)
-        values += np.float32(shift) if np.ndim(shift) == 0 else np.asarray(shift, np.float32)
+        """values * scale + shift in their own type, without a temporary as large as they are."""
+        values *= np.asarray(scale, values.dtype)
+        values += np.asarray(shift, values.dtype)
         return values
 
     def _filled(self, size: Any, fill: Callable[[np.random.Generator, Array], Any]) -> Array:
-        values = np.empty(_as_shape(size), np.float32)
+        values = np.empty(_as_shape(size), self.dtype)
         flat = values.reshape(-1)
         call = self._calls
         self._calls += 1
@@ -169,6 +177,8 @@ def draw_inputs(
         if tensor.draw is None or tensor.role not in ("in", "inout"):
             continue
         where = f"family {family}: the draw of tensor {tensor.name}"
+        if isinstance(rng, ChunkedGenerator):
+            rng.dtype = np.float64 if tensor.dtype == "fp64" else np.float32
         try:
             # Rounding an out-of-range value to Inf is reported below, with its place.
             with np.errstate(over="ignore", invalid="ignore"):

@@ -85,6 +85,15 @@ class DeviceCase:
         self._inputs = inputs
         self._pristine: dict[str, Array] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that inputs and masks take. Not the answers: copies of them are kept only where
+        there is room to spare, and those that a GPU computed are the case's own."""
+        if self._device.xp is np:
+            return 0  # no copies
+        masks = [placed.skip for placed in self._placed.values() if placed.skip is not None]
+        return sum(int(array.nbytes) for array in (*self._pristine.values(), *masks))
+
     def pristine(self, name: str) -> Array:
         """An input's elements as flat words, never written to."""
         if name not in self._pristine:

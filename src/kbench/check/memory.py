@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kbench.check.arrays import GPU_PART
+from kbench.check.case import Case
 from kbench.device.base import Device
 from kbench.device.host_memory import available_memory
 from kbench.errors import CannotRunError
@@ -20,48 +21,64 @@ _COMPARISON = 10 * 8 * GPU_PART
 # References work in float64 and need about two temporaries as large as their largest tensor.
 _REFERENCE_TEMPORARIES = 2
 
+# Inputs of two cases: the one that is timed, and the one that is checked afterwards.
+_CASES = 2
+
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. device: buffers, pristine inputs of two cases, one launch's outputs kept, a comparison. host: the case."""
+    """Bytes that a row needs beyond what its problem holds already."""
 
     device: int
     host: int
 
 
-def device_memory_of_reference(tensors: Sequence[Tensor]) -> int:
-    """Bytes of GPU memory that two cases take whose reference is computed there: float64 inputs and temporaries while
-    it runs, values and bounds as long as the cases are kept."""
+def memory_needed(tensors: Sequence[Tensor], judge_on_gpu: bool = False, made: Sequence[Case] = ()) -> Memory:
+    """What checking a plan over these tensors takes. Pure arithmetic: no size is too large for it.
+
+    judge_on_gpu: the references are computed there, and their answers stay there. made: those of the row's two cases
+    that there are already.
+    """
     inputs = [tensor for tensor in tensors if tensor.role in ("in", "inout")]
     outputs = [tensor for tensor in tensors if tensor.role in ("out", "inout")]
-    largest = max((tensor.count for tensor in tensors), default=0)
-    working = sum(8 * t.count for t in inputs) + _REFERENCE_TEMPORARIES * 8 * largest
-    return working + 2 * sum(16 * t.count for t in outputs)
+    missing = _CASES - len(made)
+    # Kept: inputs as stored; values and bounds of the answers in float64; masks.
+    stored = sum(tensor.nbytes for tensor in inputs)
+    answers = missing * sum(16 * tensor.count for tensor in outputs)
+    masks = sum(tensor.count for tensor in outputs if tensor.unspecified is not None)
+    # While a reference runs: inputs in float64, which other draws may ask for too, and its temporaries.
+    exact = sum(8 * tensor.count for tensor in inputs) if missing else 0
+    largest = max((tensor.count for tensor in tensors), default=0) if missing else 0
+    reference = exact + _REFERENCE_TEMPORARIES * 8 * largest
+    launches = _for_launches(tensors, outputs) + _CASES * (stored + masks) - sum(case.uploaded for case in made)
+    if judge_on_gpu:
+        # References come before all that launches need, and their working memory is free again by then.
+        return Memory(answers + max(launches, reference), missing * stored + exact)
+    return Memory(launches, missing * stored + answers + reference)
 
 
-def memory_needed(tensors: Sequence[Tensor]) -> Memory:
-    """What checking a plan over these tensors takes. Pure arithmetic: no size is too large for it."""
+def _for_launches(tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    """Buffers, the first launch's outputs, which later ones are compared with bit by bit, and a comparison."""
     buffers = sum(tensor.nbytes + _PER_BUFFER for tensor in tensors)
-    inputs = [tensor for tensor in tensors if tensor.role in ("in", "inout")]
-    outputs = [tensor for tensor in tensors if tensor.role in ("out", "inout")]
-    largest_output = max((tensor.count for tensor in outputs), default=0)
-    # Inputs of two cases: the one that is timed, and the one that is checked afterwards.
-    copies = sum(tensor.nbytes for tensor in (*inputs, *inputs, *outputs))
-    device = buffers + copies + min(_COMPARISON, 80 * largest_output)
-    # As stored and in float64; reference and bound in float64, and a mask.
-    host = sum(t.nbytes + 8 * t.count for t in inputs) + sum(17 * t.count for t in outputs)
-    host += _REFERENCE_TEMPORARIES * 8 * max((tensor.count for tensor in tensors), default=0)
-    return Memory(device, host)
+    first = sum(tensor.nbytes for tensor in outputs)
+    largest = max((tensor.count for tensor in outputs), default=0)
+    return buffers + first + min(_COMPARISON, 80 * largest)
 
 
 def require_memory(
-    device: Device, family: Family, version: Version, problem: Problem, tensors: Sequence[Tensor]
+    device: Device,
+    family: Family,
+    version: Version,
+    problem: Problem,
+    tensors: Sequence[Tensor],
+    judge_on_gpu: bool = False,
+    made: Sequence[Case] = (),
 ) -> None:
     """Raise CannotRunError, with what is needed and what is free, if the check would not fit.
 
-    tensors: the family's and the version's scratch. Nothing is allocated here.
+    tensors: the family's and the version's scratch. judge_on_gpu, made: as of `memory_needed`. Nothing is allocated.
     """
-    needed = memory_needed(tensors)
+    needed = memory_needed(tensors, judge_on_gpu, made)
     what = f"{family.name} version {version.number} at {problem}"
     hint = f"try smaller sizes: {_smaller(family)}"
     free = device.free_memory()

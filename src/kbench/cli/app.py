@@ -135,7 +135,7 @@ def _root(
     """Prove, time and compare CUDA kernels.
 
     A family of kernels is one .cu file with numbered versions, from the naive one to the fastest. kbench proves
-    a version right against a CPU reference before it times it, on a GPU or, for verdicts alone, on the emulator.
+    a version right against a float64 reference before it times it, on a GPU or, for verdicts alone, on the emulator.
     """
     if context.invoked_subcommand is None:
         write(sys.stderr, context.get_help() + "\n")

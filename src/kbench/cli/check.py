@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ EXAMPLES = (
     "kbench check attention_backward:5 --block-sizes 32,256",
     "kbench check attention_backward --version 1,8 --preset small --seed 1",
 )
+
+# Of the rows of a version: what became of how many.
+_COUNTS = ["passed", "wrong", "stopped", "refused"]
 
 
 def check(
@@ -47,7 +51,7 @@ def check(
     """
     screen = Screen(json)
     selection = Selection(
-        parse_targets(o.family_names(targets, family_dir), version),
+        parse_targets(o.family_names(targets, version, family_dir), version),
         "check",
         block_sizes=parse_block_sizes(block_sizes) if block_sizes is not None else None,
         sizes=parse_sizes(size or []),
@@ -97,7 +101,8 @@ def _entry(family: str, number: int, rows: Sequence[Row], planned: int) -> dict[
         "shapes": len({(row.problem, row.dtype) for row in tried}),
         "blocks": len({row.block for row in tried}),
         "passed": sum(row.status == "pass" for row in rows),
-        "refused": len(rows) - len(tried),
+        "refused": sum(row.status == "refused" for row in rows),
+        "skipped": sum(row.status == "skipped" for row in rows),
         "wrong": sum(row.status == "fail" for row in rows),
         "stopped": sum(row.exit_status not in (Exit.OK, Exit.WRONG) for row in rows),
         "worst_used": max(used, default=None),
@@ -108,21 +113,35 @@ def _entry(family: str, number: int, rows: Sequence[Row], planned: int) -> dict[
 def _show(session: Session, screen: Screen, debug: bool) -> None:
     for family, rows in by_family(session.rows).items():
         show_failures(rows, screen, debug)
-        screen.prose(f"{family} on {describe(session.device)}, seed {session.seed}")
+        dtypes = ", ".join(dict.fromkeys(row.dtype for row in rows))
+        screen.prose(f"{family}, {dtypes}, on {describe(session.device)}, seed {session.seed}", rest="  ")
         session.say_replaced(screen)
         screen.say()
+        # Most machines skip nothing, and lines are short.
+        counts = [*_COUNTS, "skipped"] if any(row.status == "skipped" for row in rows) else _COUNTS
         columns = [Column("ver", "right", drop=0), Column("verdict")]
-        columns += [Column(name, "right") for name in ("passed", "wrong", "stopped", "refused")]
+        columns += [Column(name, "right") for name in counts]
         columns += [Column("shapes", "right", drop=2), Column("blocks", "right", drop=1)]
         columns += [Column(session.bound, "right"), Column("same bits", short="same", drop=3)]
-        screen.table(columns, [_line(entry) for entry in summarise(rows, session.planned)])
+        screen.table(columns, [_line(entry, counts) for entry in summarise(rows, session.planned)])
         screen.say()
         if any(row.status in ("refused", "skipped") for row in rows):
             show_refusals(rows, screen)
+            screen.say()
+    if len({row.family for row in session.rows}) > 1:
+        screen.prose(_total(session.rows))
 
 
-def _line(entry: dict[str, Any]) -> list[str]:
-    counts = [str(entry[name]) for name in ("passed", "wrong", "stopped", "refused", "shapes", "blocks")]
+def _total(rows: Sequence[Row]) -> str:
+    """What became of all rows of several families, in one line."""
+    statuses = Counter(row.status for row in rows)
+    versions = len({(row.family, row.version) for row in rows})
+    counts = ", ".join(f"{count:,} {status}" for status, count in statuses.most_common())
+    return f"{len({row.family for row in rows})} families, {versions} versions, {len(rows):,} rows: {counts}"
+
+
+def _line(entry: dict[str, Any], names: Sequence[str]) -> list[str]:
+    counts = [str(entry[name]) for name in (*names, "shapes", "blocks")]
     same = {True: "yes", False: "no", None: ""}[entry["deterministic"]]
     return [str(entry["version"]), _verdict(entry), *counts, percent(entry["worst_used"]), same]
 
@@ -135,4 +154,4 @@ def _verdict(entry: dict[str, Any]) -> str:
     # Right so far is not right: the rows that are missing may be the wrong ones.
     if entry["rows"] < entry["planned"]:
         return f"{entry['rows']} of {entry['planned']} rows"
-    return "pass" if entry["passed"] else "refused"
+    return "pass" if entry["passed"] else "skipped" if entry["skipped"] else "refused"

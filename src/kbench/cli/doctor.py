@@ -31,9 +31,10 @@ def doctor(
     for fact in found:
         screen.prose(fact.value, f"{fact.name:<{widest}}  {fact.state:<7}  ", status=fact.state)
     for fact in found:
-        if fact.state == "missing":
+        if fact.remedy:
             screen.say()
-            screen.prose(f"{fact.name}: needed for {fact.needed_by}", rest="  ")
+            kind = "needed" if fact.state == "missing" else "optional,"
+            screen.prose(f"{fact.name}: {kind} for {fact.needed_by}", rest="  ")
             screen.say(f"    {fact.remedy}")
     if status != Exit.OK:
         screen.note("kernels can run neither on a GPU nor on the emulator here")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from kbench.cli.output import cut
 from kbench.cli.screen import Screen
@@ -87,32 +87,42 @@ def show_commands(row: Row, screen: Screen, again: str, smaller: str) -> None:
 
 def show_reasons(rows: Sequence[Row], screen: Screen) -> None:
     """Below a table: why its rows did not pass, or what is to be said of them; equal reasons once."""
-    groups: dict[tuple[int, str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if text := row.reason or (row.measurement or {}).get("note", ""):
-            groups.setdefault((row.version, row.status, text), []).append(row)
-    for (number, status, text), mine in groups.items():
-        sizes = _join(row.block for row in mine)
-        blocks = f"block size {sizes}" if len(mine) == 1 else f"block sizes {sizes}"
+            groups.setdefault((row.status, text), []).append(row)
+    for (status, text), mine in groups.items():
         shown = "" if status == "pass" else f" {status}"
-        screen.prose(f"version {number}{shown} at {blocks}: {text}", rest="    ", status=shown.strip())
+        screen.prose(f"{_versions(mine)}{shown} at {_blocks(mine)}: {text}", rest="    ", status=shown.strip())
         if went_wrong(mine[0]):
             show_commands(mine[0], screen, "    again:   ", "    smaller: ")
 
 
 def show_refusals(rows: Sequence[Row], screen: Screen) -> None:
-    """Why the versions of a family that ran nowhere were refused or skipped, each reason once with its rows."""
+    """Why rows of a family were skipped, and why versions that ran nowhere were refused: each reason once, with how
+    many rows it has.
+
+    What a version refuses beside what it runs is in its contract; what was skipped is this machine's doing, and leaves
+    a gap in what was proved.
+    """
     ran = {row.version for row in rows if row.status not in ("refused", "skipped")}
     # A rule is told once, not again for every problem that breaks it.
-    groups = Counter(
-        (row.version, row.status, row.reason.removesuffix(f" (here {row.problem})"))
-        for row in rows
-        if row.version not in ran
-    )
-    for (number, status, reason), count in groups.items():
-        many = f" ({count} rows)" if count > 1 else ""
-        screen.prose(f"version {number} {status}: {reason}{many}", rest="    ", status=status)
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.status == "skipped" or row.version not in ran:
+            groups.setdefault((row.status, row.reason.removesuffix(f" (here {row.problem})")), []).append(row)
+    for (status, reason), mine in groups.items():
+        many = f" ({len(mine)} rows)" if len(mine) > 1 else ""
+        screen.prose(f"{_versions(mine)} {status}: {reason}{many}", rest="    ", status=status)
 
 
-def _join(blocks: Iterable[int]) -> str:
-    return ", ".join(map(str, dict.fromkeys(blocks)))
+def _versions(rows: Sequence[Row]) -> str:
+    return _named("version", dict.fromkeys(row.version for row in rows))
+
+
+def _blocks(rows: Sequence[Row]) -> str:
+    return _named("block size", dict.fromkeys(row.block for row in rows))
+
+
+def _named(what: str, numbers: Collection[int]) -> str:
+    return f"{what}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

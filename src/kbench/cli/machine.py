@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from ctypes.util import find_library
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -30,11 +31,36 @@ EMULATOR_COMMANDS = "run, check and sweep without a GPU"
 
 
 @dataclass(frozen=True)
+class Library:
+    """A library that few versions are built on; without it they are skipped by name.
+
+    parts: what has to be there, each as distributions of which one will do, or the name of a shared library of the
+    system. extra: kbench's, without the version of CUDA.
+    """
+
+    name: str
+    parts: tuple[tuple[tuple[str, ...], str], ...]
+    extra: str
+    needed_by: str
+
+
+OPTIONAL = (
+    Library(
+        "cuDNN",
+        ((("nvidia-cudnn-frontend",), ""), (("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"), "cudnn")),
+        "cudnn",
+        "attention_forward version 10",
+    ),
+    Library("NCCL", ((("nvidia-nccl-cu13", "nvidia-nccl-cu12"), "nccl"),), "nccl", "nccl_all_reduce"),
+)
+
+
+@dataclass(frozen=True)
 class Fact:
     """One thing that this machine has or lacks.
 
-    state: "ok", "missing", or "note" for what needs nothing done. needed_by: which commands. remedy: the
-    command that mends it.
+    state: "ok", "missing", or "note" for what nothing has to be done about. needed_by: which commands or versions.
+    remedy: the command that mends it.
     """
 
     name: str
@@ -56,6 +82,7 @@ def facts(results: Path) -> list[Fact]:
         _distribution("CuPy", "cupy", CUPY),
         _distribution("cuda-bindings", "cuda.bindings", ("cuda-bindings",)),
         _distribution("nvmath (cuBLASLt)", "nvmath", ("nvmath-python",)),
+        *(_optional(library) for library in OPTIONAL),
         _cache(),
         _results(results),
     ]
@@ -162,6 +189,31 @@ def _distribution(name: str, module: str, distributions: tuple[str, ...]) -> Fac
     if not driver_version():
         return Fact(name, "note", "not installed, and of use only with a GPU")
     return Fact(name, "missing", "not installed", GPU_COMMANDS, install_command(cuda_extra()))
+
+
+def _optional(library: Library) -> Fact:
+    """A library whose lack is no fault: what it is of use for, and the command that installs it, are told."""
+    from kbench.device.cuda.probe import driver_version
+
+    found = [_part(*part) for part in library.parts]
+    if all(found):
+        return Fact(library.name, "ok", ", ".join(filter(None, found)))
+    lacking = next(" or ".join(names) for (names, _), part in zip(library.parts, found, strict=True) if not part)
+    if not driver_version():
+        return Fact(library.name, "note", f"{lacking} is not installed, and of use only with a GPU")
+    remedy = install_command(cuda_extra().replace("cuda", library.extra))
+    skipped = f"{lacking} is not installed: {library.needed_by} is skipped"
+    return Fact(library.name, "note", skipped, library.needed_by, remedy)
+
+
+def _part(distributions: tuple[str, ...], system_library: str) -> str:
+    """A part of a library that is there, in words; "" if it is not."""
+    for distribution in distributions:
+        try:
+            return f"{metadata.version(distribution)} ({distribution})"
+        except metadata.PackageNotFoundError:
+            continue
+    return find_library(system_library) or "" if system_library else ""
 
 
 def _has_module(module: str) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _OVERRIDES = "tolerance in place of the family's bound; such a row cannot win."
 DEVICES = ("auto", "cuda", "emulator")
-PRESETS = ("default", "small")
+PRESETS = ("default", "small", "large")
 DTYPES = ("fp32", "tf32", "bf16", "fp16")
 
 
@@ -68,7 +68,7 @@ def complete_dtype(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_preset(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Presets of the family on the line, or those that every family has."""
+    """Presets of the family on the line, or all that kbench's own families have."""
     family = _family(ctx)
     return [preset for preset in (family.presets if family is not None else PRESETS) if preset.startswith(incomplete)]
 
@@ -180,7 +180,7 @@ PresetOption = Annotated[
     typer.Option(
         "--preset",
         metavar="NAME",
-        help="Sizes by name: default (for a GPU), small (for the emulator).",
+        help="Sizes by name: default (for a GPU), small (for the emulator), large (over 1 GiB; some families have it).",
         autocompletion=complete_preset,
     ),
 ]
@@ -189,7 +189,7 @@ DtypeOption = Annotated[
     typer.Option(
         "--dtype",
         metavar="NAME",
-        help="fp32, tf32, bf16 or fp16. The family's first if left out.",
+        help="fp32, tf32, bf16 or fp16. If left out, the family's first that all chosen versions take.",
         autocompletion=complete_dtype,
     ),
 ]
@@ -280,10 +280,10 @@ def bench_options(
     )
 
 
-def family_names(targets: list[str] | None, family_dir: list[Path] | None) -> list[str]:
-    """The targets as given, or every family where none is named."""
-    if targets:
-        return targets
+def family_names(targets: list[str] | None, version: str | None, family_dir: list[Path] | None) -> list[str]:
+    """The targets as given; none at all stands for every family, and each is named where versions of all are asked."""
+    if targets or version is None:
+        return targets or []
     from kbench.catalog import load_catalog
 
     return list(load_catalog(family_dir or ()).names)

@@ -41,7 +41,7 @@ def run(
     json: o.JsonOption = False,
     debug: o.DebugOption = False,
 ) -> int:
-    """Check one version against the CPU reference, then time it.
+    """Check one version against the float64 reference, then time it.
 
     TARGET is FAMILY or FAMILY:VERSIONS, such as attention_backward:5. Without versions, every version in turn: the
     ladder from naive to fastest, as one table. On the emulator there are verdicts and no times.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kbench.ceilings import Ceilings
 from kbench.cli.screen import Screen
 from kbench.cli.table import Column
-from kbench.measure.ceilings import Ceilings
 from kbench.results.summary import Line
 from kbench.results.tables import milliseconds, percent
 
@@ -40,7 +40,7 @@ def _cells(line: Line) -> list[str]:
 
 
 def _ceilings(ceilings: Ceilings) -> list[str]:
-    """What the card can do at most, and what of it is not known."""
+    """What the card can do at most, and what of it is not known or not to be trusted."""
     known = []
     if ceilings.copy_gbs:
         known.append(f"copy {_rate(ceilings.copy_gbs)} GB/s, read and written")
@@ -48,7 +48,7 @@ def _ceilings(ceilings: Ceilings) -> list[str]:
         rates = ", ".join(f"{dtype} {_rate(rate)}" for dtype, rate in ceilings.gemm_tflops.items())
         known.append(f"gemm {rates} TFLOP/s")
     lines = [f"ceilings of this card: {'; '.join(known) or 'not known'}"]
-    return lines + [f"not measured: {note}" for note in ceilings.notes]
+    return [*lines, *ceilings.notes]
 
 
 def _rate(value: float) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kbench import __version__
+from kbench.ceilings import Ceilings
 from kbench.cli import options as o
 from kbench.cli.failures import show_reasons
 from kbench.cli.screen import Screen
@@ -15,7 +16,6 @@ from kbench.cli.session import NO_TIMES, Session, describe, run_rows
 from kbench.cli.summary import show_summary
 from kbench.cli.table import Column
 from kbench.grammar import parse_block_sizes, parse_sizes, parse_targets
-from kbench.measure.ceilings import Ceilings
 from kbench.results.best import contest, load_best, median, ties, update_best, winners
 from kbench.results.schema import Row
 from kbench.results.store import RunWriter, require_writable
@@ -63,10 +63,13 @@ def sweep(
 
     Failures, refusals and crashes are rows with their reason. Rows are written to the results folder as they
     come, so that a stopped sweep keeps what it has. The emulator gives verdicts, and neither times nor winners.
+
+    On a GPU, what the card copies and multiplies at most (its ceilings) is measured first, and kept. A sweep over
+    several families ends with a summary: the best version of each problem, and how near it is to those ceilings.
     """
     screen = Screen(json)
     selection = Selection(
-        parse_targets(o.family_names(targets, family_dir), version),
+        parse_targets(o.family_names(targets, version, family_dir), version),
         "sweep",
         block_sizes=parse_block_sizes(block_sizes) if block_sizes is not None else None,
         sizes=parse_sizes(size or []),
@@ -119,7 +122,7 @@ def _finish(session: Session, writer: RunWriter, screen: Screen) -> None:
         "sweep",
         session.document(
             run=str(writer.path),
-            winners=[{"family": r.family, "version": r.version, "block": r.block, **r.sizes} for r in best.values()],
+            winners=[_winner(row) for row in best.values()],
             summary=[asdict(line) for line in summary],
         ),
     )
@@ -138,6 +141,10 @@ def _finish(session: Session, writer: RunWriter, screen: Screen) -> None:
         screen.say(f"best:    {writer.folder / 'best.json'} (changed: {changed})")
     if summary:
         show_summary(summary, ceilings, screen)
+
+
+def _winner(row: Row) -> dict[str, str | int]:
+    return {"family": row.family, "version": row.version, "dtype": row.dtype, "block": row.block, **row.sizes}
 
 
 def _table(session: Session, rows: Sequence[Row], screen: Screen) -> None:

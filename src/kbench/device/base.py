@@ -85,11 +85,12 @@ class Device(ABC):
 
     @property
     def row_name(self) -> str:
-        """What rows call this device: a GPU by its model, because times of two models never compete."""
-        return self.props.name if self.kind == "cuda" else self.kind
+        """What rows call this device."""
+        return self.kind
 
     def activate(self) -> AbstractContextManager[Any]:
-        """Array operations of `xp` inside the block run on this device, in order with its own work."""
+        """Array operations of `xp` inside the block run on this device, in order with its own work, and raise what the
+        device's own methods do."""
         return nullcontext()
 
     @abstractmethod

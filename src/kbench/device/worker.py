@@ -248,6 +248,8 @@ def serve(target: str, descriptor: int) -> None:
                 raise
             except Exception as error:
                 channel.send({"error": _encode_error(error)})
+                if isinstance(error, KernelFault) and error.context_lost:
+                    break  # nothing can be done here any more, and who waits for this process must see that
     # Threads may be inside a compiler, and a lost CUDA context can hang in destructors: end at once.
     os._exit(0)
 

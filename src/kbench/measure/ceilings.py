@@ -2,17 +2,18 @@
 
 A kernel that moves bytes cannot be faster than a copy of as many bytes, nor one that multiplies matrices than the
 library's best case. So a time that is near one of the two has nothing left to gain. Measured with kbench's own timer,
-once for each card, driver and library, and then kept in the cache.
+once for each card, power limit, driver and library, and then kept in the cache; but what was measured on a busy card
+(smaller sizes, or with anything to remark on) is measured again the next time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kbench.ceilings import Ceilings
 from kbench.errors import CannotRunError, LaunchRefused
 from kbench.family import STORAGE, Copy, Gemm, Launch, Matrix, Ref, Step, Tensor, kernels_of
 from kbench.measure.statistics import StopRule
@@ -20,7 +21,9 @@ from kbench.measure.statistics import StopRule
 if TYPE_CHECKING:
     import numpy as np
 
+    from kbench.device.base import Buffer
     from kbench.device.cuda.device import CudaDevice
+    from kbench.measure.measurement import Measurement
 
 # Read and written each. Far beyond any L2, and long enough (1 ms at 4 TB/s) that starting and ending do not count.
 COPY_BYTES = 2 << 30
@@ -40,81 +43,60 @@ _TILE = 1 << 20
 _COPY_BLOCK, _COPY_LOADS, _PACKET = 512, 4, 16  # as in ceilings.cu
 
 _CACHE = "ceilings"
-_FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """The most that one card does. copy_gbs: bytes read and written in 1e9 a second; None where it was not measured.
-    copy_by: what copied them. gemm_tflops: by compute dtype, those that were measured. notes: what is missing, and why.
-    """
-
-    copy_gbs: float | None = None
-    copy_by: str = ""
-    copy_bytes: int = 0
-    gemm_tflops: Mapping[str, float] = field(default_factory=dict)
-    gemm_size: int = 0
-    notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "gemm_tflops": dict(self.gemm_tflops), "notes": list(self.notes)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Ceilings:
-        return cls(**{**data, "notes": tuple(data["notes"])})
-
-
-def share_of_ceiling(
-    nbytes: float | None, flops: float | None, dtype: str, milliseconds: float, ceilings: Ceilings
-) -> tuple[float, str] | None:
-    """How near a time is to the least that this card could need, 1 being as fast, and which ceiling sets that least:
-    "copy" or "gemm". None where neither is known."""
-    least = []
-    if nbytes and ceilings.copy_gbs:
-        least.append((nbytes / ceilings.copy_gbs / 1e6, "copy"))
-    if flops and ceilings.gemm_tflops.get(dtype):
-        least.append((flops / ceilings.gemm_tflops[dtype] / 1e9, "gemm"))
-    if not least or not milliseconds > 0:
-        return None
-    time, which = max(least)
-    return time / milliseconds, which
+_FORMAT = 2  # 1 kept what had been measured with small sizes too
 
 
 def measured_ceilings(device: CudaDevice, note: Callable[[str], None]) -> Ceilings:
     """The ceilings of a device: from the cache, or measured now, after a note that says so."""
-    from kbench.device.cuda import cache
+    from kbench.device.cuda import cache, card
 
     facts = device.describe()
     key = {
-        "format": _FORMAT, "gpu": facts["name"], "driver": facts["driver"], "cublaslt": _cublaslt_version(),
-        "copy": COPY_BYTES, "gemm": GEMM_SIZE,
+        "format": _FORMAT, "gpu": facts["name"], **card.identity(device.ordinal), "driver": facts["driver"],
+        "cublaslt": _cublaslt_version(), "copy": COPY_BYTES, "gemm": GEMM_SIZE,
     }  # fmt: skip
     if (entry := cache.load(_CACHE, key)) is not None:
         return Ceilings.from_dict(entry[0])
-    note(f"measuring what {facts['name']} can do at most (once; the cache keeps it)")
+    note(f"measuring what {facts['name']} can do at most")
     found = measure(device)
-    if not found.notes:  # what memory was too short for today may fit tomorrow
-        cache.store(_CACHE, key, found.to_dict())
+    if found.notes:  # what memory was too short for today may fit tomorrow
+        more = f" (and {len(found.notes) - 1} more)" if len(found.notes) > 1 else ""
+        note(f"the next sweep measures it again: {found.notes[0]}{more}")
+    elif not cache.store(_CACHE, key, found.to_dict()):
+        note("the next sweep measures it again: the cache cannot be written; `kbench doctor` says why")
     return found
 
 
 def measure(device: CudaDevice) -> Ceilings:
-    """Measure now. What this machine lacks memory or a library for is a note; a KernelFault is raised."""
-    copy_gbs, copy_by, copy_bytes, notes = None, "", 0, []
+    """Measure now. What this machine lacks memory or a library for is a note, and so is what was measured with less
+    than the wanted size or drew a remark of the timer. A KernelFault is raised."""
+    copy_gbs, copy_by, copy_bytes = None, "", 0
+    notes: list[str] = []
     try:
         copy_bytes = fitting(COPY_BYTES, LEAST_COPY_BYTES, device.free_memory(), lambda size: 2 * size)
-        copy_gbs, copy_by = _copy(device, copy_bytes)
+        copy_gbs, copy_by, remark = _copy(device, copy_bytes)
+        notes += _remarks("copy", copy_bytes, COPY_BYTES, "bytes", remark)
     except CannotRunError as error:
-        notes.append(f"copy: {error}")
+        notes.append(f"copy not measured: {error}")
     rates: dict[str, float] = {}
-    size = 0
+    sizes = []
     for dtype in GEMM_DTYPES:
         try:
             size = fitting(GEMM_SIZE, LEAST_GEMM_SIZE, device.free_memory(), lambda n: _OPERAND_SETS * 3 * 4 * n * n)
-            rates[dtype] = _gemm(device, dtype, size)
+            rates[dtype], remark = _gemm(device, dtype, size)
+            sizes.append(size)
+            notes += _remarks(f"{dtype} GEMM", size, GEMM_SIZE, "rows and columns", remark)
         except (CannotRunError, LaunchRefused) as error:
-            notes.append(f"{dtype} GEMM: {error}")
-    return Ceilings(copy_gbs, copy_by, copy_bytes, rates, size, tuple(notes))
+            notes.append(f"{dtype} GEMM not measured: {error}")
+    return Ceilings(copy_gbs, copy_by, copy_bytes, rates, min(sizes, default=0), tuple(notes))
+
+
+def _remarks(what: str, size: int, wanted: int, unit: str, remark: str) -> Iterator[str]:
+    """What is to be said of a ceiling that was measured."""
+    if size < wanted:
+        yield f"{what} measured with {size:,} {unit}, not {wanted:,}: GPU memory is short"
+    if remark:
+        yield f"{what}: {remark}"
 
 
 def fitting(wanted: int, least: int, free: int, needs: Callable[[int], int]) -> int:
@@ -139,8 +121,9 @@ def _cublaslt_version() -> int | None:
     return library.version
 
 
-def _copy(device: CudaDevice, size: int) -> tuple[float, str]:
-    """The faster of the driver's copy and a kernel of our own."""
+def _copy(device: CudaDevice, size: int) -> tuple[float, str, str]:
+    """1e9 bytes a second of the faster of the driver's copy and a kernel of our own, which it was, and the timer's
+    remark."""
     import numpy as np
 
     words = size // 4
@@ -151,16 +134,15 @@ def _copy(device: CudaDevice, size: int) -> tuple[float, str]:
         "cudaMemcpyAsync": Copy(Ref("to"), Ref("from"), words),
         "a kernel": Launch("copy_packets", (blocks,), (_COPY_BLOCK,), ("to", "from", packets)),
     }
-    random = np.random.default_rng(0).integers(0, 1 << 32, _TILE, dtype=np.uint32)
-    times = {}
+    random = np.random.default_rng(0).integers(0, 1 << 32, min(_TILE, words), dtype=np.uint32)
     with _buffers(device, tensors, {"from": random}) as buffers:
-        for name, step in ways.items():
-            times[name] = _time(device, step, tensors, buffers)
-    best = min(times, key=lambda name: times[name])
-    return 2 * size / times[best] / 1e6, best
+        times = {name: _time(device, step, tensors, buffers) for name, step in ways.items()}
+    best = min(times, key=lambda name: times[name].median_ms)
+    return 2 * size / times[best].median_ms / 1e6, best, times[best].note
 
 
-def _gemm(device: CudaDevice, dtype: str, size: int) -> float:
+def _gemm(device: CudaDevice, dtype: str, size: int) -> tuple[float, str]:
+    """1e12 operations a second, and the timer's remark."""
     import numpy as np
 
     from kbench.device.dtypes import numpy_dtype
@@ -169,10 +151,11 @@ def _gemm(device: CudaDevice, dtype: str, size: int) -> float:
     tensors = tuple(Tensor(name, (size, size), storage, "scratch") for name in ("a", "b", "out"))
     left, right, out = (Matrix(tensor.name, size, size) for tensor in tensors)
     step = Gemm(left, right, out, dtype)
-    normal = np.random.default_rng(0).standard_normal(_TILE, dtype=np.float32).astype(numpy_dtype(storage))
+    count = min(_TILE, size * size)
+    normal = np.random.default_rng(0).standard_normal(count, dtype=np.float32).astype(numpy_dtype(storage))
     with _buffers(device, tensors, {"a": normal, "b": normal}) as buffers:
-        milliseconds = _time(device, step, tensors, buffers)
-    return 2 * size**3 / milliseconds / 1e9
+        taken = _time(device, step, tensors, buffers)
+    return 2 * size**3 / taken.median_ms / 1e9, taken.note
 
 
 @contextmanager
@@ -180,14 +163,12 @@ def _buffers(
     device: CudaDevice, tensors: tuple[Tensor, ...], tiles: Mapping[str, np.ndarray[Any, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Memory of the tensors, filled with their tiles over and over."""
-    import numpy as np
-
     buffers: dict[str, Any] = {}
     try:
         for tensor in tensors:
             buffers[tensor.name] = device.alloc(tensor)
             if tensor.name in tiles:
-                device.upload(buffers[tensor.name], np.resize(tiles[tensor.name], tensor.shape))
+                _fill(device, buffers[tensor.name], tiles[tensor.name])
         yield buffers
     finally:
         for buffer in buffers.values():
@@ -196,12 +177,37 @@ def _buffers(
             device.xp.get_default_memory_pool().free_all_blocks()
 
 
-def _time(device: CudaDevice, step: Step, tensors: tuple[Tensor, ...], buffers: dict[str, Any]) -> float:
-    """Median milliseconds of one step."""
+def _fill(device: CudaDevice, buffer: Buffer, values: np.ndarray[Any, Any]) -> None:
+    """Repeat a tile in a buffer. The device does it: the host may lack the memory for a whole tensor."""
+    tile = Tensor("tile", values.shape, buffer.tensor.dtype, "scratch")
+    source = device.alloc(tile)
+    try:
+        device.upload(source, values)
+        steps = tuple(repeats(buffer.tensor, tile))
+        prepared = device.prepare(steps, None, (buffer.tensor, tile))
+        bound = device.bind(prepared, {buffer.tensor.name: buffer, tile.name: source})
+        with device.activate():
+            device.enqueue(bound)
+        device.synchronize()
+    finally:
+        device.free(source)
+
+
+def repeats(tensor: Tensor, tile: Tensor) -> Iterator[Copy]:
+    """Copies that fill a tensor with a smaller one over and over, twice as much with each."""
+    filled = min(tile.count, tensor.count)
+    yield Copy(Ref(tensor.name), Ref(tile.name), filled)
+    while filled < tensor.count:
+        count = min(filled, tensor.count - filled)
+        yield Copy(Ref(tensor.name, filled), Ref(tensor.name), count)
+        filled += count
+
+
+def _time(device: CudaDevice, step: Step, tensors: tuple[Tensor, ...], buffers: dict[str, Any]) -> Measurement:
     from kbench.measure.timer import time_plan
     from kbench.source import load_source
 
     kernels = kernels_of((step,))
     module = device.build(load_source(Path(__file__).with_suffix(".cu")), kernels) if kernels else None
     bound = device.bind(device.prepare((step,), module, tensors), buffers)
-    return time_plan(device, bound, rule=_RULE).median_ms
+    return time_plan(device, bound, rule=_RULE)

@@ -32,14 +32,14 @@ class Flush:
         self.nbytes = flush_bytes(device.props.l2_bytes) if nbytes is None else nbytes
         self._memset: Callable[..., None] = device.xp.cuda.runtime.memsetAsync
         self._reset = _persisting_reset()
-        try:
-            with device.activate():
+        with device.activate():
+            try:
                 self._buffer = device.xp.empty(self.nbytes, dtype="uint8")
-        except device.xp.cuda.memory.OutOfMemoryError as error:
-            raise CannotRunError(
-                f"no memory for the {self.nbytes >> 20} MiB that flush the L2 cache before each launch",
-                "use smaller sizes, or free memory of the GPU",
-            ) from error
+            except device.xp.cuda.memory.OutOfMemoryError as error:
+                raise CannotRunError(
+                    f"no memory for the {self.nbytes >> 20} MiB that flush the L2 cache before each launch",
+                    "use smaller sizes, or free memory of the GPU",
+                ) from error
 
     def __call__(self, stream: Any) -> None:
         """Queue the flush. The stream must be idle: persisting lines are reset at once, not in its order."""

@@ -2,7 +2,8 @@
 
 History of the schema (the first line of a run file holds its number):
 1  first version: header with device, options and command; rows as `Row`.
-2  rows have `traffic` and `flops`; the device of a sweep on a GPU has `ceilings` (of `kbench.measure.ceilings`).
+2  rows have `traffic` and `flops`, and their `device` is the GPU's model (it was "cuda", and is still "emulator"
+   there); `verdict["judge"]` may be "cupy"; the device of a sweep on a GPU has `ceilings` (`kbench.ceilings`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Row:
     details: further lines (a located failure, a compiler's log).
     reproduce: the command that repeats it. smaller: the same on the smallest failing check shape, if there is one.
     verdict: {"outputs": [{"name", "compared", "wrong", "used" (largest error over bound, or null)}],
-        "deterministic": true/false/null, "judge": "numpy", "launches": n} or None where nothing was checked.
+        "deterministic": true/false/null, "judge": "numpy", or "cupy" where
+        the reference of a very large problem ran on the GPU, "launches": n} or None where nothing was checked.
         A failed row also has "findings" [{"kind", "text"}] and, per output, "kind", "notes", "first", "worst".
     measurement: {"median_ms", "low_ms", "high_ms" (95% interval of the median), "q1_ms", "q3_ms",
         "samples_ms": [...], "warmups": n, "overhead_ms", "note"} or None: always None on the emulator.

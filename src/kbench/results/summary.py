@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kbench.measure.ceilings import Ceilings, share_of_ceiling
+from kbench.ceilings import Ceilings, share_of_ceiling
 from kbench.results.best import median, winners
 from kbench.results.schema import Row
 from kbench.results.tables import write_table

@@ -19,6 +19,7 @@ from kbench.family import ITEM_SIZES
 
 DIES_AT_START, HANGS_AT_START, DIES_JOINING, NEVER_JOINS, CANNOT_JOIN = 101, 102, 103, 104, 105
 DIES_LAUNCHING, HANGS_LAUNCHING, LAUNCH_FAILS, WRITES_NOTHING, WRITES_TOO_MUCH, NO_MEMORY = 106, 107, 108, 109, 110, 111
+LAUNCH_RAISES = 112
 
 
 class FileCommunicator:
@@ -42,6 +43,8 @@ class FileCommunicator:
             time.sleep(600)
         if self.gpu == LAUNCH_FAILS:
             raise KernelFault("launch-failed", "an internal error", context_lost=True)
+        if self.gpu == LAUNCH_RAISES:
+            raise ZeroDivisionError("by zero")  # as CuPy raises errors of its own kinds
         self.sums += 1
         row = ctypes.string_at(source, count * ITEM_SIZES[dtype])
         rows = [np.frombuffer(data, numpy_dtype(dtype)) for data in self._meet(f"sum{self.sums}", row)]

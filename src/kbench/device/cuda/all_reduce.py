@@ -22,7 +22,7 @@ from kbench.device.cuda.memory import copy_in, copy_out
 from kbench.device.cuda.nccl import HINT, TYPES, Communicator, load_nccl, unique_id
 from kbench.device.cuda.peers import ANSWER_SECONDS, Peers
 from kbench.device.cuda.steps import Address, driver_api, tensors_by_name
-from kbench.errors import GpusMissing, KernelFault, LaunchRefused
+from kbench.errors import GpusMissing, KbenchError, KernelFault, LaunchRefused
 from kbench.family import ITEM_SIZES, AllReduce, Tensor
 
 # Ranks that are all there find each other in a few seconds; NCCL itself would wait for ever.
@@ -44,11 +44,13 @@ class Group:
         self._closed = threading.Event()
         self._numbers = itertools.count()
         self._unused: list[int] = []  # bindings whose rows the peers can free
-        self._peers = make_peers(ordinals[1:])
         try:
-            self.communicator = self._join()
-        except BaseException:
-            self._peers.close()
+            self._peers = make_peers(ordinals[1:])
+            self.communicator = self._form()
+        except KernelFault as fault:
+            # Nothing was launched. At most a thread of this process waits in NCCL for ranks that never come, and that
+            # disturbs no other work; in a new process, every further row would wait as long as this one did.
+            fault.context_lost = False
             raise
         if ranks > 1:
             threading.Thread(target=self._watch, daemon=True, name="all-reduce watch").start()
@@ -80,9 +82,16 @@ class Group:
         self.require_whole()
         self._peers.post({"do": "launch", "binding": number})
         try:
-            queue()  # a first launch connects the ranks, so it waits for theirs, as theirs do for this one
-        finally:
-            self._peers.answers(ANSWER_SECONDS, "queueing its all-reduce")
+            try:
+                # A first launch connects the ranks, so it waits for theirs, as theirs do for this one. A rank that
+                # fails ends, and `_watch` then ends this wait.
+                queue()
+            finally:
+                # What a rank says is wrong comes first: that this one was given up follows from it.
+                self._peers.answers(ANSWER_SECONDS, "queueing its all-reduce")
+        except KernelFault as fault:
+            self._fault = fault
+            raise
 
     def require_whole(self) -> None:
         """Raises KernelFault if a rank is gone."""
@@ -93,6 +102,13 @@ class Group:
         self._closed.set()
         self.communicator.abort()
         self._peers.close()
+
+    def _form(self) -> Communicator:
+        try:
+            return self._join()
+        except BaseException:
+            self._peers.close()
+            raise
 
     def _join(self) -> Communicator:
         """NCCL's call comes back when all ranks have come, so it has a thread of its own, and a time limit."""
@@ -123,7 +139,7 @@ class Group:
         self._use_gpu()
         while not self._closed.wait(_WATCH_SECONDS):
             if fault := self._peers.fault():
-                self._fault = fault
+                self._fault = self._fault or fault
                 self.communicator.abort()
                 return
 
@@ -139,9 +155,12 @@ class Groups:
     def __init__(self, ordinal: int):
         self._ordinal = ordinal
         self._made: dict[int, Group] = {}
+        self._failed: dict[int, KbenchError] = {}  # forming one again would fail again, after minutes
 
     def of(self, ranks: int) -> Group:
-        """Raises GpusMissing, LibraryMissing, or what `Group` raises."""
+        """Raises GpusMissing, LibraryMissing, or what `Group` raises, which it raises again for as many ranks."""
+        if ranks in self._failed:
+            raise self._failed[ranks].with_traceback(None)
         if ranks not in self._made:
             from cupy.cuda import runtime
 
@@ -149,7 +168,11 @@ class Groups:
             if ranks > visible:
                 raise GpusMissing(f"needs {ranks} GPUs, this process sees {visible}")
             load_nccl()
-            self._made[ranks] = Group(ranks, [(self._ordinal + rank) % visible for rank in range(ranks)])
+            try:
+                self._made[ranks] = Group(ranks, [(self._ordinal + rank) % visible for rank in range(ranks)])
+            except KbenchError as error:
+                self._failed[ranks] = error
+                raise
         return self._made[ranks]
 
     def close(self) -> None:

@@ -20,14 +20,22 @@ from kbench.device.cuda.memory import allocate, check_redzones, copy_in, copy_ou
 from kbench.device.cuda.probe import driver_release
 from kbench.device.cuda.probe import probe_gpu as probe_gpu
 from kbench.device.cuda.sdpa import Cudnn, PreparedSdpa
-from kbench.device.cuda.steps import Kernel, PreparedCopy, PreparedFill, PreparedLaunch, Runner, driver_api
+from kbench.device.cuda.steps import (
+    Address,
+    Kernel,
+    PreparedCopy,
+    PreparedFill,
+    PreparedLaunch,
+    PreparedStep,
+    Runner,
+    driver_api,
+)
 from kbench.device.cuda.tune import choose
+from kbench.device.cuda.versions import library_versions
 from kbench.device.dtypes import numpy_dtype
 from kbench.errors import CannotRunError, LaunchRefused
 from kbench.family import AllReduce, Array, Fill, Gemm, Launch, Props, Sdpa, Step, Tensor, kernels_of
 from kbench.source import Source
-
-_PreparedStep = PreparedLaunch | PreparedFill | PreparedCopy | PreparedGemm | PreparedSdpa | PreparedAllReduce
 
 
 @dataclass(frozen=True)
@@ -80,16 +88,21 @@ class CudaDevice(Device):
         self._groups = Groups(ordinal)
         self._lock = threading.Lock()
 
+    @property
+    def row_name(self) -> str:
+        """The model, because times of two models never compete."""
+        return self.props.name
+
     @contextlib.contextmanager
     def activate(self) -> Iterator[None]:
         """Make the GPU and its stream current for the driver, the runtime and CuPy in this thread."""
         self._runtime.setDevice(self.ordinal)
-        with self._device, self.stream:
+        with self._device, self.stream, translated("array operations on the GPU"):
             yield
 
     def describe(self) -> dict[str, Any]:
         runtime, supported = self._runtime.runtimeGetVersion(), self._runtime.driverGetVersion()
-        facts = {
+        return {
             "kind": self.kind,
             "name": self.props.name,
             "arch": self.props.arch,
@@ -99,9 +112,8 @@ class CudaDevice(Device):
             "compiler": f"NVRTC {'.'.join(map(str, nvrtc_version()))}",
             "options": list(OPTIONS),
             "cupy": self.xp.__version__,
+            **library_versions(),
         }
-        libraries = {"cublaslt": self._blas, "cudnn": self._cudnn}
-        return facts | {name: library.version for name, library in libraries.items() if library is not None}
 
     # ------------------------------------------------------------------------------------ code
 
@@ -167,10 +179,10 @@ class CudaDevice(Device):
         with self.activate(), translated("preparing a plan"):
             steps = [self._prepare(step, module, tensors, notes) for step in plan]
         infos = tuple(module.kernels[name].info for name in kernels_of(plan))
-        workspace = max((getattr(step, "workspace", 0) for step in steps), default=0)
+        workspace = max((step.workspace for step in steps), default=0)
         return Prepared(tuple(plan), infos, tuple(tensors), workspace, tuple(steps), list(dict.fromkeys(notes)))
 
-    def _prepare(self, step: Step, module: Module | None, tensors: Sequence[Tensor], notes: list[str]) -> _PreparedStep:
+    def _prepare(self, step: Step, module: Module | None, tensors: Sequence[Tensor], notes: list[str]) -> PreparedStep:
         if isinstance(step, Launch):
             if module is None or step.kernel not in module.kernels:
                 raise LaunchRefused(f"kernel {step.kernel} is not in the module that the plan is prepared with")
@@ -184,7 +196,7 @@ class CudaDevice(Device):
                 self._cudnn = self._cudnn or Cudnn()
             return PreparedSdpa(self._cudnn, step, tensors)
         if isinstance(step, AllReduce):
-            return PreparedAllReduce(step, tensors, self._groups.of)
+            return _AllReduceStep(step, tensors, self._groups.of)
         return PreparedFill(step, tensors) if isinstance(step, Fill) else PreparedCopy(step, tensors)
 
     def _prepare_gemm(self, step: Gemm, tensors: Sequence[Tensor], notes: list[str]) -> PreparedGemm:
@@ -219,10 +231,7 @@ class CudaDevice(Device):
             size = prepared.workspace
             workspace = reserve(size, "the workspace of libraries", self.free_memory) if size else None
             start = int(workspace.ptr) if workspace is not None else 0
-            runners = tuple(
-                step.bind(address, start) if hasattr(step, "workspace") else step.bind(address)
-                for step in prepared.native
-            )
+            runners = tuple(step.bind(address, start) for step in prepared.native)
         return Bound(prepared, _BoundPlan(runners, workspace, dict(buffers)))
 
     def enqueue(self, bound: Bound, stream: Any = None, schedule: str = "") -> None:
@@ -274,6 +283,15 @@ class CudaDevice(Device):
             with self.activate():
                 self.stream.synchronize()
                 self.xp.get_default_memory_pool().free_all_blocks()
+
+
+class _AllReduceStep(PreparedAllReduce):
+    """An all-reduce as a step of a plan: NCCL has a workspace of its own."""
+
+    workspace = 0
+
+    def bind(self, address: Address, workspace: int = 0) -> BoundAllReduce:
+        return super().bind(address)
 
 
 @dataclass(frozen=True)

@@ -49,10 +49,12 @@ def error_of(status: int, doing: str, kernel: str = "") -> KbenchError:
 
 @contextlib.contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Turn the exceptions of CuPy's runtime and driver calls into kbench's."""
+    """Turn the exceptions of CuPy's runtime and driver calls, and of its memory pool, into kbench's."""
     from cupy import cuda  # cuda.driver and cuda.runtime are attributes of it, not modules to import
 
     try:
         yield
+    except cuda.memory.OutOfMemoryError as error:  # a MemoryError, which would be taken for one of main memory
+        raise error_of(_OUT_OF_MEMORY, doing) from error
     except (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError) as error:
         raise error_of(int(error.status), doing) from error

@@ -8,53 +8,27 @@ operands change places, and each keeps its own transpose flag.
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from kbench.device.cuda.steps import Address, Runner, raise_if_lost, tensors_by_name
+from kbench.device.cuda.steps import Address, Runner, raise_if_lost
+from kbench.device.gemm_operands import BASE_ALIGNMENT, bias_operand, operands
+from kbench.device.gemm_operands import Operand as Operand
 from kbench.errors import CannotRunError, LaunchRefused
-from kbench.family import ITEM_SIZES, Gemm, Matrix, Ref, Tensor
+from kbench.family import Gemm, Tensor
 from kbench.install import install_command
 
-# What a dtype's GEMM multiplies: operand storage, and the name of cuBLAS's compute type. All add up in fp32.
-_COMPUTE = {
-    "fp32": ("fp32", "COMPUTE_32F"),
-    "tf32": ("fp32", "COMPUTE_32F_FAST_TF32"),
-    "bf16": ("bf16", "COMPUTE_32F"),
-    "fp16": ("fp16", "COMPUTE_32F"),
-}
+# The name of cuBLAS's compute type for what a GEMM computes in. All add up in fp32.
+_COMPUTE = {"fp32": "COMPUTE_32F", "tf32": "COMPUTE_32F_FAST_TF32", "bf16": "COMPUTE_32F", "fp16": "COMPUTE_32F"}
 _TYPES = {"fp32": "CUDA_R_32F", "bf16": "CUDA_R_16BF", "fp16": "CUDA_R_16F"}
-
-# Every tensor starts at a multiple of this (cudaMalloc promises as much, and `CudaDevice.alloc` keeps it).
-BASE_ALIGNMENT = 256
-# Of the bias, which epilogues read 16 bytes at a time; the heuristic is not asked about it as it is about matrices.
-BIAS_ALIGNMENT = 16
 
 # Names of the library's epilogues, by (whether there is a bias, whether GELU follows).
 _EPILOGUES = {(False, False): "DEFAULT", (True, False): "BIAS", (False, True): "GELU", (True, True): "GELU_BIAS"}
-
-
-@dataclass(frozen=True)
-class Operand:
-    """One matrix of a GEMM, or its bias as a column, as cuBLASLt sees it. Sizes in elements, offset and alignment in
-    bytes."""
-
-    tensor: str
-    dtype: str
-    rows: int  # column-major: the row-major matrix's columns
-    cols: int
-    ld: int
-    stride: int
-    offset: int
-    alignment: int
-    transpose: bool
-    span: int  # bytes from the first element to behind the last one, all batch members included
 
 
 class CublasLt:
@@ -76,7 +50,7 @@ class CublasLt:
         self.version: int = cublasLt.get_version()
 
     def compute_type(self, name: str) -> int:
-        return int(self._blas.ComputeType[_COMPUTE[name][1]])
+        return int(self._blas.ComputeType[_COMPUTE[name]])
 
     def data_type(self, dtype: str) -> int:
         return int(self._types[_TYPES[dtype]])
@@ -291,78 +265,3 @@ class _BoundGemm:
             # It may also be the messenger of a kernel that failed before.
             raise_if_lost(stream, f"launch of {self._gemm}")
             raise LaunchRefused(f"cuBLASLt refuses {self._gemm}: {error}") from error
-
-
-# ---------------------------------------------------------------------------------------------- operands
-
-
-def operands(step: Gemm, tensors: Sequence[Tensor]) -> tuple[Operand, Operand, Operand]:
-    """cuBLASLt's A, B and C = D: our b, a and out. Raises LaunchRefused if types or ranges do not fit."""
-    known = tensors_by_name(tensors)
-    if step.compute not in _COMPUTE:
-        raise LaunchRefused(f"a GEMM cannot compute in {step.compute!r}; it can in {', '.join(_COMPUTE)}")
-    if step.batch < 1:
-        raise LaunchRefused(f"a GEMM for {step.batch} batch members")
-    left, right, out = (_operand(matrix, step.batch, known) for matrix in (step.b, step.a, step.out))
-    storage = _COMPUTE[step.compute][0]
-    for operand in (left, right):
-        if operand.dtype != storage:
-            raise LaunchRefused(f"a {step.compute} GEMM reads {storage}, tensor {operand.tensor} holds {operand.dtype}")
-    if out.dtype not in (storage, "fp32"):
-        raise LaunchRefused(f"a {step.compute} GEMM writes {storage} or fp32, tensor {out.tensor} holds {out.dtype}")
-    if step.batch > 1 and not _are_apart(step.out, step.batch):
-        raise LaunchRefused(f"the batch members of GEMM output {out.tensor} overlap: {out.stride} apart ({step.out})")
-    return left, right, out
-
-
-def _are_apart(out: Matrix, batch: int) -> bool:
-    """Whether members follow each other, or lie side by side within the rows, as the heads of a token do."""
-    follow = out.stride >= (out.rows - 1) * out.leading + out.cols
-    return follow or (out.stride >= out.cols and (batch - 1) * out.stride + out.cols <= out.leading)
-
-
-def bias_operand(step: Gemm, tensors: Sequence[Tensor]) -> Operand | None:
-    """The bias of a GEMM whose operands fit, if it has one. Raises LaunchRefused if it cannot be added."""
-    if not step.bias:
-        return None
-    ref = step.bias if isinstance(step.bias, Ref) else Ref(step.bias)
-    known = tensors_by_name(tensors)
-    bias = _operand(Matrix(ref.tensor, 1, step.out.cols, offset=ref.offset), 1, known)
-    out = known[step.out.tensor]
-    if bias.dtype != out.dtype:
-        raise LaunchRefused(f"a GEMM adds a bias of its output's type {out.dtype}, {bias.tensor} holds {bias.dtype}")
-    if bias.alignment % BIAS_ALIGNMENT:
-        raise LaunchRefused(
-            f"a GEMM reads its bias from {bias.offset} bytes into tensor {bias.tensor}, "
-            f"which is not a multiple of {BIAS_ALIGNMENT}"
-        )
-    return bias
-
-
-def _operand(matrix: Matrix, batch: int, tensors: dict[str, Tensor] | Any) -> Operand:
-    if matrix.tensor not in tensors:
-        raise LaunchRefused(f"a GEMM names the tensor {matrix.tensor!r}; the family has {', '.join(tensors)}")
-    tensor = tensors[matrix.tensor]
-    if tensor.dtype not in _TYPES:
-        raise LaunchRefused(f"a GEMM cannot use tensor {tensor.name}, which holds {tensor.dtype}")
-    if min(matrix.rows, matrix.cols) < 1 or matrix.leading < matrix.cols or min(matrix.offset, matrix.stride) < 0:
-        raise LaunchRefused(f"a GEMM describes tensor {tensor.name} as {matrix}, which is no matrix")
-    span = (batch - 1) * matrix.stride + (matrix.rows - 1) * matrix.leading + matrix.cols
-    if matrix.offset + span > tensor.count:
-        raise LaunchRefused(
-            f"a GEMM uses elements {matrix.offset} to {matrix.offset + span} of tensor {tensor.name}, "
-            f"which has {tensor.count}"
-        )
-    item = ITEM_SIZES[tensor.dtype]
-    return Operand(
-        tensor=tensor.name,
-        dtype=tensor.dtype,
-        rows=matrix.cols,
-        cols=matrix.rows,
-        ld=matrix.leading,
-        stride=matrix.stride,
-        offset=matrix.offset * item,
-        alignment=math.gcd(BASE_ALIGNMENT, matrix.offset * item),
-        transpose=matrix.transpose,
-        span=span * item,
-    )

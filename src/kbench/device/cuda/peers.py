@@ -20,7 +20,7 @@ import numpy as np
 
 from kbench.device.base import Buffer, Device
 from kbench.device.cuda.nccl import Communicator
-from kbench.device.worker import Channel, Message, Worker, WorkerLost
+from kbench.device.worker import Channel, Message, Worker, WorkerError, WorkerLost
 from kbench.errors import KbenchError, KernelFault
 from kbench.family import Array, Tensor
 
@@ -106,6 +106,8 @@ class Peers:
                     worker.answer()
                 except WorkerLost as lost:
                     raise _of_rank(rank, lost) from lost
+                except WorkerError as error:
+                    raise KernelFault("died", f"rank {rank}: internal error: {error}", context_lost=True) from error
                 except KbenchError as error:
                     error.message = f"rank {rank}: {error.message}"
                     raise
@@ -213,8 +215,14 @@ class Peer:
     def _launch(self, rows: _Rows) -> None:
         assert self._joined is not None
         tensor = rows.source.tensor
-        with self._device.activate():
-            self._joined.all_reduce(rows.source.address, rows.target.address, tensor.count, tensor.dtype, self._stream)
+        addresses = rows.source.address, rows.target.address
+        try:
+            with self._device.activate():
+                self._joined.all_reduce(*addresses, tensor.count, tensor.dtype, self._stream)
+        except Exception as error:
+            # The other ranks wait for this one, which has queued nothing: whatever it was, the group is lost.
+            why = str(error) if isinstance(error, KbenchError) else f"{type(error).__name__}: {error}"
+            raise KernelFault("launch-failed", why, context_lost=True) from error
 
     def _store(self, rows: _Rows) -> None:
         """Both rows for rank 0, as the launch left them."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,6 +34,16 @@ _SHARED_WITHOUT_ASKING = 48 * 1024
 _SUCCESS, _NOT_READY = 0, 600  # CUresult
 
 
+class PreparedStep(Protocol):
+    """A step whose limits and ranges fit. workspace: bytes that it needs to run."""
+
+    workspace: int
+
+    def bind(self, address: Address, workspace: int) -> Runner:
+        """Queue-able work; `workspace` is the address of at least `self.workspace` bytes."""
+        ...
+
+
 @dataclass(eq=False)
 class Kernel:
     """A loaded kernel. function: CUfunction handle. info: as the driver reports it. module: CuPy's, which unloads
@@ -52,6 +62,8 @@ class Kernel:
 class PreparedLaunch:
     """A launch whose arguments and limits fit. Raises LaunchRefused where they do not."""
 
+    workspace = 0
+
     def __init__(self, step: Launch, kernel: Kernel, props: Props, tensors: Sequence[Tensor]):
         self._kernel, self._tensors, self._args = kernel, tuple(tensors), step.args
         self._grid = _three(step.grid, _MAX_GRID, f"the grid of kernel {kernel.name}")
@@ -67,7 +79,7 @@ class PreparedLaunch:
         static = self._kernel.info.static_shared or 0
         return self._shared if self._shared and static + self._shared > _SHARED_WITHOUT_ASKING else 0
 
-    def bind(self, address: Address) -> Runner:
+    def bind(self, address: Address, workspace: int) -> Runner:
         items = {tensor.name: ITEM_SIZES[tensor.dtype] for tensor in self._tensors}
 
         def element(ref: Ref) -> int:
@@ -99,6 +111,8 @@ class _BoundLaunch:
 class PreparedFill:
     """A fill whose range and value fit. Raises LaunchRefused where they do not."""
 
+    workspace = 0
+
     def __init__(self, step: Fill, tensors: Sequence[Tensor]):
         tensor = _tensor(step.target.tensor, tensors)
         count = tensor.count - step.target.offset if step.count is None else step.count
@@ -108,7 +122,7 @@ class PreparedFill:
         self._offset = step.target.offset * self._item
         self._pattern = _pattern(step.value, tensor)
 
-    def bind(self, address: Address) -> Runner:
+    def bind(self, address: Address, workspace: int) -> Runner:
         return _bound(f"fill of {self._name}", self._calls(address(self._name) + self._offset))
 
     def _calls(self, start: int) -> tuple[_Call, ...]:
@@ -130,6 +144,8 @@ class PreparedFill:
 class PreparedCopy:
     """A copy whose ranges and types fit. Raises LaunchRefused where they do not."""
 
+    workspace = 0
+
     def __init__(self, step: Copy, tensors: Sequence[Tensor]):
         target, source = _tensor(step.target.tensor, tensors), _tensor(step.source.tensor, tensors)
         if target.dtype != source.dtype:
@@ -141,7 +157,7 @@ class PreparedCopy:
         self._target, self._source = (target.name, step.target.offset * item), (source.name, step.source.offset * item)
         self._bytes = step.count * item
 
-    def bind(self, address: Address) -> Runner:
+    def bind(self, address: Address, workspace: int) -> Runner:
         target, source = (address(name) + offset for name, offset in (self._target, self._source))
         if abs(target - source) < self._bytes:
             raise LaunchRefused(f"copy of {self._source[0]} to {self._target[0]}: the ranges overlap")

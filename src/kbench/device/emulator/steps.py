@@ -9,39 +9,25 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from kbench.device.base import Buffer
-from kbench.device.dtypes import numpy_dtype
+from kbench.device.gemm_operands import bias_operand, operands
 from kbench.errors import LaunchRefused, LibraryMissing
-from kbench.family import (
-    ITEM_SIZES,
-    STORAGE,
-    AllReduce,
-    Array,
-    Copy,
-    Fill,
-    Gemm,
-    Launch,
-    Matrix,
-    Ref,
-    Sdpa,
-    Step,
-    Tensor,
-)
+from kbench.family import AllReduce, Array, Copy, Fill, Gemm, Matrix, Ref, Sdpa, Tensor
+
+# The steps that are no kernels, but a library's work.
+LibraryStep = Gemm | Fill | Copy | Sdpa | AllReduce
 
 _TF32_DROPPED = 13  # of fp32's 23 mantissa bits; 10 stay
-_BIAS_ALIGNMENT = 16  # bytes, as in cuda/gemm.py
 
 
-def check_step(step: Step, tensors: Mapping[str, Tensor]) -> None:
-    """Raises LaunchRefused where a step reaches outside a tensor or mixes types, LibraryMissing for a step that only a
-    GPU's library can do."""
-    if isinstance(step, Sdpa | AllReduce | Launch):
+def check_step(step: LibraryStep, tensors: Mapping[str, Tensor]) -> None:
+    """Raises LaunchRefused for what a GPU refuses too: a step that reaches outside a tensor, types that do not go
+    together, outputs that overlap. Raises LibraryMissing for a step that only a GPU's library can do."""
+    if isinstance(step, Sdpa | AllReduce):
         library = "cuDNN's attention" if isinstance(step, Sdpa) else "NCCL"
         raise LibraryMissing(f"the emulator has no {library}")
     if isinstance(step, Gemm):
-        for matrix in (step.a, step.b, step.out):
-            _check_matrix(matrix, step.batch, tensors)
-        if step.bias:
-            _check_bias(step, tensors)
+        operands(step, [*tensors.values()])
+        bias_operand(step, [*tensors.values()])
     elif isinstance(step, Fill):
         _known("Fill", step.target.tensor, tensors)
         _check_range("Fill", step.target, fill_count(step, tensors), tensors)
@@ -53,7 +39,7 @@ def check_step(step: Step, tensors: Mapping[str, Tensor]) -> None:
             raise LaunchRefused(f"Copy from {source.name} ({source.dtype}) to {to.name} ({to.dtype}): the types differ")
 
 
-def run_step(step: Step, buffers: Mapping[str, Buffer]) -> None:
+def run_step(step: LibraryStep, buffers: Mapping[str, Buffer]) -> None:
     """Do what a Gemm, Fill or Copy says. It has been checked."""
     if isinstance(step, Gemm):
         _gemm(step, buffers)
@@ -106,8 +92,6 @@ def _bias(step: Gemm) -> Ref:
 def _operand(matrix: Matrix, step: Gemm, buffers: Mapping[str, Buffer]) -> Array:
     """The matrix in float32 as the multiplication sees it, transposed where asked."""
     stored = _view(matrix, step.batch, buffers)
-    if step.compute in ("bf16", "fp16"):  # operands are of that type, whatever they were stored in
-        stored = stored.astype(numpy_dtype(STORAGE[step.compute]))
     values = stored.astype(np.float32)
     if step.compute == "tf32":
         values = round_to_tf32(values)
@@ -127,31 +111,6 @@ def _view(matrix: Matrix, batch: int, buffers: Mapping[str, Buffer]) -> Array:
 
 def _elements(buffers: Mapping[str, Buffer], ref: Ref, count: int) -> Array:
     return buffers[ref.tensor].array.reshape(-1)[ref.offset : ref.offset + count]
-
-
-def _check_matrix(matrix: Matrix, batch: int, tensors: Mapping[str, Tensor]) -> None:
-    tensor = _known("Gemm", matrix.tensor, tensors)
-    smallest = min(matrix.rows, matrix.cols, batch, matrix.offset, matrix.stride)
-    if smallest < 0 or matrix.leading < matrix.cols:
-        raise LaunchRefused(f"Gemm: {matrix} has a negative size, or rows that overlap")
-    if not (matrix.rows and matrix.cols and batch):
-        return
-    last = matrix.offset + (batch - 1) * matrix.stride + (matrix.rows - 1) * matrix.leading + matrix.cols
-    if last > tensor.count:
-        raise LaunchRefused(
-            f"Gemm reaches element {last - 1} of tensor {tensor.name}, which has {tensor.count} elements ({matrix})"
-        )
-
-
-def _check_bias(step: Gemm, tensors: Mapping[str, Tensor]) -> None:
-    """What cuBLASLt's epilogue asks of a bias, so that a plan which runs here runs on a GPU."""
-    _check_range("the bias of a Gemm", _bias(step), step.out.cols, tensors)
-    bias, out = tensors[_bias(step).tensor], tensors[step.out.tensor]
-    if bias.dtype != out.dtype:
-        raise LaunchRefused(f"Gemm adds bias {bias.name} ({bias.dtype}) to {out.name} ({out.dtype}): the types differ")
-    offset = _bias(step).offset * ITEM_SIZES[bias.dtype]
-    if offset % _BIAS_ALIGNMENT:
-        raise LaunchRefused(f"Gemm reads its bias {offset} bytes into {bias.name}: no multiple of {_BIAS_ALIGNMENT}")
 
 
 def _check_range(what: str, ref: Ref, count: int, tensors: Mapping[str, Tensor]) -> None:
