@@ -65,15 +65,17 @@ def main() -> int:
         operation = ANCHORS[row.family](row.sizes, DTYPES[row.dtype])
         eager, compiled = _torch_ms(device, torch, operation), _torch_ms(device, torch, torch.compile(operation))
         ours = row.measurement["median_ms"]
-        ratio = min(eager, compiled) / ours
-        line = f"{row.family:30s} {row.dtype:5s} {row.version:3d} {ours:9.4f} {eager:9.4f} {compiled:9.4f} {ratio:6.2f}"
-        print(line, flush=True)
+        taken = [time for time in (eager, compiled) if time is not None]
+        ratio = min(taken) / ours if taken else None
+        gaps += ratio is None
+        cells = "".join(f" {'-' if time is None else f'{time:.4f}':>9s}" for time in (ours, eager, compiled))
+        print(f"{row.family:30s} {row.dtype:5s} {row.version:3d}{cells} {ratio or float('nan'):6.2f}", flush=True)
         figures = {"kbench": ours, "eager": eager, "compiled": compiled, "ratio": ratio, "version": row.version}
         lines.append({"family": row.family, "dtype": row.dtype, "sizes": row.sizes, "block": row.block, **figures})
+        if options.json:  # after each line: what has been measured survives whatever ends this program
+            options.json.write_text(json.dumps(lines, indent=1))
         torch._dynamo.reset()
         torch.cuda.empty_cache()
-    if options.json:
-        options.json.write_text(json.dumps(lines, indent=1))
     return 1 if gaps else 0
 
 
@@ -111,15 +113,19 @@ def _device() -> Any:
     return CudaDevice()
 
 
-def _torch_ms(device: Any, torch: Any, operation: Any) -> float:
-    """Median milliseconds of a PyTorch operation under kbench's timer."""
+def _torch_ms(device: Any, torch: Any, operation: Any) -> float | None:
+    """Median milliseconds of a PyTorch operation under kbench's timer; None where PyTorch cannot do or compile it."""
     from kbench.device.base import Bound, Prepared
     from kbench.measure.timer import time_plan
 
     with torch.cuda.stream(torch.cuda.ExternalStream(device.stream.ptr)), torch.no_grad():
-        for _ in range(3):  # compiles, and fills PyTorch's own cache of memory
-            operation()
-        torch.cuda.synchronize()
+        try:
+            for _ in range(3):  # compiles, and fills PyTorch's own cache of memory
+                operation()
+            torch.cuda.synchronize()
+        except Exception as error:  # whatever PyTorch raises: torch.compile has no fused AdamW, for one
+            print(f"PyTorch: {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
+            return None
         runners = (lambda stream: operation(),)
         bound = Bound(Prepared((), (), ()), SimpleNamespace(runners=runners))
         return float(time_plan(device, bound).median_ms)

@@ -81,7 +81,7 @@ def _beside(files: Sequence[Path]) -> Iterator[str]:
     rows = []
     for row in (row for file in files for row in json.loads(file.read_text())):
         problem = " ".join(f"{name}={size}" for name, size in row["sizes"].items())
-        times = [milliseconds(row[name]) for name in ("kbench", "eager", "compiled")]
+        times = ["" if row[name] is None else milliseconds(row[name]) for name in ("kbench", "eager", "compiled")]
         rows.append(
             [row["family"], problem, row["dtype"], f"{row['version']} @{row['block']}", *times, f"{row['ratio']:.2f}"]
         )

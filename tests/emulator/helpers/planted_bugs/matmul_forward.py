@@ -8,6 +8,7 @@ _TILES = {"B": 1, "T": 130, "C": 8, "OC": 132, "gelu": 0}
 BUGS = {
     "no guard against rows past the end": Bug("if (n >= N || o >= OC) return;", "if (o >= OC) return;", 1, 64, _ODD),
     "GELU's cubic term is left out": Bug("(x + 0.044715f * x * x * x)", "x", 4, 256, _ODD),
+    "GELU's cubic factor is cut": Bug("0.044715f", "0.0445f", 1, 256, _ODD),
     "the bias of the tile's first channels is added everywhere": Bug(
         "load_row_quad<Aligned>(bias, first_o + tile_col(j), OC)",
         "load_row_quad<Aligned>(bias, tile_col(j), OC)",
