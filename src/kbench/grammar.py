@@ -109,7 +109,7 @@ def parse_block_sizes(text: str) -> list[int]:
 
 
 def parse_block_size(text: str) -> int:
-    """One number of threads per block that CUDA can launch in whole warps. Raises UsageError."""
+    """One number of threads per block: whole warps, or a power of two below a warp. Raises UsageError."""
     if re.search(r"\d\s*(\.\.|,)", text):
         raise UsageError(f"one block size is wanted here, not {text!r}", "sweep and check take ranges and lists")
     if not _NUMBER.fullmatch(text.strip()):
@@ -117,7 +117,8 @@ def parse_block_size(text: str) -> int:
     block = _integer(text.strip())
     if block > MAX_BLOCK:
         raise UsageError(f"block size {block} is too large: the largest block is {MAX_BLOCK} threads", BLOCK_FORM)
-    if block % 32 or block < 32:
+    # A tile of 4 x 4 threads is a block, too; 33 or 48 is likelier a slip than a version's choice.
+    if block == 0 or (block % 32 and block not in (1, 2, 4, 8, 16)):
         raise UsageError(f"block size {block} cannot be launched in whole warps of 32", BLOCK_FORM)
     return block
 
@@ -175,5 +176,5 @@ def _too_many(text: str, what: str) -> UsageError:
 def _integer(digits: str) -> int:
     significant = digits.lstrip("0") or "0"
     if len(significant) > MAX_DIGITS:
-        raise UsageError(f"{significant[:12]}... ({len(significant)} digits) is too large", "at most 10^15")
+        raise UsageError(f"{significant[:12]}... ({len(significant)} digits) is too large", f"at most {MAX_DIGITS} digits")
     return int(significant)

@@ -56,7 +56,7 @@ def test_targets() -> None:
     assert parse_targets(["a:1", "a"]) == parse_targets(["a", "a:1"]) == [Target("a")]
 
 
-@pytest.mark.parametrize("block", [32, 96, 1024])
+@pytest.mark.parametrize("block", [1, 16, 32, 96, 1024])
 def test_block_size(block: int) -> None:
     assert parse_block_size(f" {block} ") == block
 

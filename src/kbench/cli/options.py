@@ -159,7 +159,7 @@ BlockOption = Annotated[
         "--block-size",
         "--block-sizes",
         metavar="N",
-        help="Threads per block, a multiple of 32 up to 1024. The family's choice if left out.",
+        help="Threads per block, up to 1024. About 256, as the version has it, if left out.",
     ),
 ]
 BlocksOption = Annotated[
