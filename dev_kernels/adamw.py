@@ -13,6 +13,7 @@ from typing import Any
 from kbench.family import (
     Array,
     CheckShape,
+    Draw,
     ErrorModel,
     Expected,
     Family,
@@ -23,7 +24,6 @@ from kbench.family import (
     Tensor,
     Version,
     normal,
-    uniform,
 )
 
 DTYPES = ("fp32", "bf16", "fp16")
@@ -50,10 +50,23 @@ def _tensors(problem: Problem) -> tuple[Tensor, ...]:
     return (
         # As small as weights are: else bf16 would round the update away, and nobody would notice if it were missing.
         Tensor("params", shape, dtype, "inout", axes, draw=normal(0.01, 0.02)),
-        Tensor("grads", shape, dtype, "in", axes, draw=uniform(-1.0, 1.0)),
-        Tensor("m", shape, "fp32", "inout", axes, draw=uniform(-1.0, 1.0)),
-        Tensor("v", shape, "fp32", "inout", axes, draw=uniform(0.0, 1.0)),
+        Tensor("grads", shape, dtype, "in", axes, draw=_with_small(-1.0, 1.0, 3e-8)),
+        Tensor("m", shape, "fp32", "inout", axes, draw=_with_small(-1.0, 1.0, 1e-8)),
+        Tensor("v", shape, "fp32", "inout", axes, draw=_with_small(0.0, 1.0, 1e-16)),
     )
+
+
+def _with_small(low: float, high: float, factor: float) -> Draw:
+    """Between low and high. Every seventh is smaller by a factor that makes the root of v as small as epsilon, which
+    counts nowhere else; every eleventh is 0, as of a parameter that has had no gradient yet: 0 / epsilon is 0."""
+
+    def draw(rng: Any, shape: tuple[int, ...], drawn: Mapping[str, Array]) -> Array:
+        values = rng.uniform(low, high, shape)
+        values[3::7] *= factor
+        values[5::11] = 0.0
+        return values
+
+    return draw
 
 
 # -------------------------------------------------------------------------------------------- reference

@@ -85,7 +85,7 @@ FAMILY = Family(
         _shape(2, 3, 5, "fewer rows than a block has threads"),
         _shape(3, 11, 257, "one row past a warp"),
         _shape(5, 257, 2, "one past a block of 256, and of 1024"),
-        _shape(1, 2, 50257, "rows as long as a vocabulary"),
+        _shape(1, 16, 50257, "rows as long as a vocabulary: targets of more than 15 bits"),
     ),
     tensors=_tensors,
     reference=_reference,

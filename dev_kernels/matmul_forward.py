@@ -215,9 +215,13 @@ CHECK_SHAPES = (
     _shape(2, 5, 3, 7, 0, "primes"),
     _shape(1, 33, 13, 35, 1, "one past a warp of rows, nothing aligned, GELU"),
     _shape(3, 11, 12, 40, 1, "aligned: C is one slab and a half; GELU"),
+    _shape(1, 5, 8, 6, 1, "C aligned, OC at half a packet of fp32"),
+    _shape(1, 6, 6, 8, 1, "OC aligned, C at half a packet of fp32"),
     _shape(1, 129, 7, 130, 0, "one past a tile of rows, two past one of channels", (2, 3, 4)),
     _shape(1, 130, 8, 132, 0, "aligned, four tiles", (3, 4)),
     _shape(1, 130, 8, 132, 0, "more outputs than one block of any size", (1, 2), 256),
+    _shape(1, 256, 1, 4, 0, "whole tiles of rows: none covers for another", (4,)),
+    _shape(1, 4, 1, 256, 0, "whole tiles of channels", (4,)),
     _shape(1, 2, 1030, 3, 0, "a long sum", None),
     _shape(1, 3, 2, 8200, 0, "rows longer than a block of the largest size has packets", (2,), 1024),
 )

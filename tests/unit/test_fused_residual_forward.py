@@ -12,7 +12,7 @@ from kbench.catalog import load_catalog
 from kbench.check.case import make_case
 from kbench.check.probe import probe, used_share
 from kbench.device.dtypes import store
-from kbench.family import Launch, Problem, Props, Tensor
+from kbench.family import Array, Launch, Problem, Props, Tensor
 
 CATALOG = load_catalog()
 FAMILY = CATALOG["fused_residual_forward"]
@@ -61,6 +61,19 @@ def test_statistics_of_the_unrounded_sum_are_wrong() -> None:
     unrounded = np.float64(case.inputs["inp1"]) + np.float64(case.inputs["inp2"])
     mean = unrounded.mean(axis=2).astype(np.float32)
     assert used_share(case, case.tensors["mean"], mean) > 3.0
+
+
+def test_one_thread_may_add_up_a_long_row_of_16_bit_numbers() -> None:
+    """Their squared deviations take few values, so roundings do not cancel as random ones do."""
+    case = make_case(FAMILY, problem((1, 4, 65537)), seed=10)
+
+    def mean_in_order(values: Array) -> Array:
+        return np.add.accumulate(values, axis=2, dtype=np.float32)[..., -1] / np.float32(65537)
+
+    x = np.float32(case.expected["residual"].value)
+    mean = mean_in_order(x)
+    rstd = 1 / np.sqrt(mean_in_order((x - mean[..., None]) ** 2) + np.float32(1e-5))
+    assert 0.2 < used_share(case, case.tensors["rstd"], rstd) < 0.6
 
 
 def launch_of(number: int, of: Problem, block: int, props: Props = PROPS) -> Launch:

@@ -79,6 +79,19 @@ def test_a_single_pass_must_shift() -> None:
     assert used(case, single_precision(case, np.zeros((1, 8, 1), np.float32)))["rstd"] > 3.0
 
 
+def test_one_thread_may_add_up_a_long_row_of_16_bit_numbers() -> None:
+    """Their squared deviations take few values, so roundings do not cancel as random ones do."""
+    case = make_case(FAMILY, problem((1, 4, 16385), "bf16"), seed=56)
+    x = np.float32(case.inputs["inp"])
+
+    def mean_in_order(values: Array) -> Array:
+        return np.add.accumulate(values, axis=2, dtype=np.float32)[..., -1] / np.float32(16385)
+
+    mean = mean_in_order(x)
+    rstd = 1 / np.sqrt(mean_in_order((x - mean[..., None]) ** 2) + np.float32(1e-5))
+    assert 0.2 < used(case, {"rstd": rstd})["rstd"] < 0.6
+
+
 def test_large_moves_a_gibibyte() -> None:
     assert 2**30 <= FAMILY.least_traffic(Problem(FAMILY.presets["large"], "fp32")) <= 2.5 * 2**30
 

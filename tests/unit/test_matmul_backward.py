@@ -55,6 +55,13 @@ def test_the_bound_tells_right_from_wrong(sizes: tuple[int, ...], dtype: str) ->
         assert shares.rounded <= 1.0 and shares.weakest > 3.0, (name, shares)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_sums_over_many_rows_are_numbers_of_fp16(seed: int) -> None:
+    """Of each pattern of inputs."""
+    case = make_case(FAMILY, problem(1, 16384, 3, 4, 1, "fp16"), seed, True)
+    assert max(abs(case.expected[name].value).max() for name in ("dinp", "dweight", "dbias")) < 65504
+
+
 def cut(values: Array) -> Array:
     """TF32 as a tensor core may take it: the last 13 bits of fp32 dropped."""
     return (np.ascontiguousarray(values, np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)

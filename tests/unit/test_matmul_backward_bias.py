@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kbench.catalog import load_catalog
+from kbench.check.case import make_case
 from kbench.check.probe import probe
 from kbench.family import Array, ErrorModel, Launch, Problem, Props, Tensor, Version, tensors_of
 
@@ -60,6 +61,9 @@ def test_sums_of_many_rows_are_numbers_of_fp16() -> None:
     """Of patterned inputs, too, the largest of which are six standard deviations from the mean."""
     rows = FAMILY.presets["large"]["B"] * FAMILY.presets["large"]["T"]
     assert (0.02 + 6.0 * 0.1) * rows < 65504
+    for structured in (False, True):
+        case = make_case(FAMILY, problem(1, 400009, 2, 1, "fp16"), 2, structured)
+        assert abs(case.expected["dbias"].value).max() < 65504
 
 
 # ------------------------------------------------------------------------------------------------ plans

@@ -44,7 +44,7 @@ def test_the_reference_changes_no_input() -> None:
 @pytest.mark.parametrize("N, C", [(5, 2), (9, 13), (4, 64), (3, 1031), (2, 50257)])
 def test_the_bound_tells_right_from_wrong(N: int, C: int, dtype: str) -> None:
     found = probe(FAMILY, problem(N, C, dtype), seed=3)["out"]
-    assert found.rounded <= 0.6
+    assert found.rounded <= (0.6 if dtype == "fp32" else 1.0)
     assert found.weakest >= 3.0
 
 
