@@ -176,5 +176,7 @@ def _too_many(text: str, what: str) -> UsageError:
 def _integer(digits: str) -> int:
     significant = digits.lstrip("0") or "0"
     if len(significant) > MAX_DIGITS:
-        raise UsageError(f"{significant[:12]}... ({len(significant)} digits) is too large", f"at most {MAX_DIGITS} digits")
+        raise UsageError(
+            f"{significant[:12]}... ({len(significant)} digits) is too large", f"at most {MAX_DIGITS} digits"
+        )
     return int(significant)
