@@ -85,6 +85,24 @@ def test_they_are_compared_where_the_family_and_a_version_take_the_dtype():
     assert "no check shape takes fp16" in disagreement(picky, "fp16", other_module())
 
 
+def test_a_module_that_flushes_bounds_below_the_smallest_normal_number_agrees():
+    def reference(problem, inputs, error, xp):
+        return {"y": Expected(inputs["x"] * 0.0, xp.tiny(inputs["x"]))}
+
+    def tiny(of):
+        return np.full(of.shape, 1e-39, np.float32)
+
+    def flushed(of):
+        return np.zeros(of.shape, np.float32)
+
+    family_of_tiny, numpy_like = family(reference), other_module(tiny=flushed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np, "tiny", tiny, raising=False)
+        assert disagreement(family_of_tiny, "fp32", numpy_like) == ""
+        patch.setattr(np, "tiny", lambda of: np.full(of.shape, 1e-30, np.float32))
+        assert disagreement(family_of_tiny, "fp32", numpy_like) != ""
+
+
 def test_only_large_problems_go_to_the_gpu(monkeypatch):
     monkeypatch.setattr(judge, "_NUMPY_ELEMENTS", 100)
     judges = Judges(Card(other_module()))

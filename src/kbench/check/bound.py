@@ -39,8 +39,9 @@ def is_exact(tensor: Tensor) -> bool:
 
 
 # Results below the smallest normal number may be flushed to zero: by GEMM libraries, and on a GPU by the comparison
-# itself, whose kernels CuPy compiles that way. A zero that must be exact (reference and bound 0) stays exact.
-_FLUSHED = {"fp32": 2.0**-126, "bf16": 2.0**-126}
+# itself, whose kernels CuPy compiles that way. Twice that number, since what lies just above it may be computed to lie
+# just below. A zero that must be exact (reference and bound 0) stays exact.
+_FLUSHED = {"fp32": 2.0**-125, "bf16": 2.0**-125}
 
 
 def half_ulp(magnitude: Array, dtype: str, xp: Any) -> Array:
