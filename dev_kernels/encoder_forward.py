@@ -20,6 +20,7 @@ from kbench.family import (
     Version,
     integers,
     normal,
+    rounded,
 )
 
 DTYPES = ("bf16", "fp32", "fp16")
@@ -51,24 +52,10 @@ def _traffic(problem: Problem) -> float:
 # -------------------------------------------------------------------------------------------- reference
 
 
-def _rounded(values: Array, storage: str, xp: Any) -> Array:
-    """float64 numbers rounded to a storage type, to the nearest, ties to even. By way of fp32, as the versions do it:
-    for the sum of two numbers of a type with 11 bits or fewer, the first rounding does not change the second."""
-    single = values.astype(xp.float32)
-    if storage == "fp16":
-        single = single.astype(xp.float16)
-    if storage == "bf16":
-        # The upper half of fp32: add almost half of its last place, or half where that makes a tie even, and cut.
-        bits = single.view(xp.uint32)
-        bits += ((bits >> xp.uint32(16)) & xp.uint32(1)) + xp.uint32(0x7FFF)
-        bits &= xp.uint32(0xFFFF0000)
-    return single.astype(xp.float64)
-
-
 def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel, xp: Any) -> dict[str, Expected]:
     out = inputs["wte"][inputs["inp"].astype(xp.int64)]
     out += inputs["wpe"]
-    return {"out": Expected(_rounded(out, problem.storage, xp))}
+    return {"out": Expected(rounded(out, problem.storage, xp))}
 
 
 # ------------------------------------------------------------------------------------------------ plans

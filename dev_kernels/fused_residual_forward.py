@@ -22,6 +22,7 @@ from kbench.family import (
     Tensor,
     Version,
     normal,
+    rounded,
 )
 
 DTYPES = ("bf16", "fp32", "fp16")
@@ -84,20 +85,6 @@ def _rows_of_three_kinds(*kinds: tuple[float, float]) -> Draw:
 # -------------------------------------------------------------------------------------------- reference
 
 
-def _rounded(values: Array, storage: str, xp: Any) -> Array:
-    """float64 numbers rounded to a storage type, to the nearest, ties to even. By way of fp32: for a sum of two numbers
-    of the type that changes nothing (Figueroa, "When is double rounding innocuous?", 1995)."""
-    single = values.astype(xp.float32)
-    if storage == "fp16":
-        single = single.astype(xp.float16)
-    if storage == "bf16":
-        # bf16 is the upper half of fp32: add half of its last place, or a little less where a tie goes down, and cut.
-        bits = single.view(xp.uint32)
-        bits += ((bits >> xp.uint32(16)) & xp.uint32(1)) + xp.uint32(0x7FFF)
-        bits &= xp.uint32(0xFFFF0000)
-    return single.astype(xp.float64)
-
-
 def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel, xp: Any) -> dict[str, Expected]:
     """Values in float64, bounds in float32, and besides these one float32 array of the size of `normed`.
 
@@ -118,7 +105,7 @@ def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel,
     """
     B, T, C = (problem[name] for name in ("B", "T", "C"))
     weight, bias = inputs["weight"], inputs["bias"]
-    x = _rounded(inputs["inp1"] + inputs["inp2"], problem.storage, xp).reshape(B * T, C)
+    x = rounded(inputs["inp1"] + inputs["inp2"], problem.storage, xp).reshape(B * T, C)
     mean = x.mean(axis=1)
     out = x - mean[:, None]
     variance = xp.einsum("rc,rc->r", out, out) / C

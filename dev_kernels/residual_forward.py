@@ -19,6 +19,7 @@ from kbench.family import (
     Tensor,
     Version,
     normal,
+    rounded,
 )
 
 DTYPES = ("bf16", "fp32", "fp16")
@@ -38,22 +39,8 @@ def _tensors(problem: Problem) -> tuple[Tensor, ...]:
     )
 
 
-def _rounded(values: Array, storage: str, xp: Any) -> Array:
-    """float64 numbers rounded to a storage type, to the nearest, ties to even. By way of fp32: for a sum of two numbers
-    of the type that changes nothing (Figueroa, "When is double rounding innocuous?", 1995)."""
-    single = values.astype(xp.float32)
-    if storage == "fp16":
-        single = single.astype(xp.float16)
-    if storage == "bf16":
-        # bf16 is the upper half of fp32: add half of its last place, or a little less where a tie goes down, and cut.
-        bits = single.view(xp.uint32)
-        bits += ((bits >> xp.uint32(16)) & xp.uint32(1)) + xp.uint32(0x7FFF)
-        bits &= xp.uint32(0xFFFF0000)
-    return single.astype(xp.float64)
-
-
 def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel, xp: Any) -> dict[str, Expected]:
-    return {"out": Expected(_rounded(inputs["inp1"] + inputs["inp2"], problem.storage, xp))}
+    return {"out": Expected(rounded(inputs["inp1"] + inputs["inp2"], problem.storage, xp))}
 
 
 def _launch(kernel: str, per_block: int, problem: Problem, block: int) -> tuple[Step, ...]:

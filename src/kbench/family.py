@@ -402,6 +402,21 @@ class Expected:
     bound: Array | float = 0.0
 
 
+def rounded(values: Array, storage: str, xp: Any) -> Array:
+    """float64 numbers rounded to fp32, bf16 or fp16, to the nearest, ties to even, as float64 again: for a reference
+    whose operation rounds on the way. By way of fp32: for a sum of two numbers of the type that changes nothing
+    (Figueroa, "When is double rounding innocuous?", 1995)."""
+    single = values.astype(xp.float32)
+    if storage == "fp16":
+        single = single.astype(xp.float16)
+    if storage == "bf16":
+        # bf16 is the upper half of fp32: add half of its last place, or a little less where a tie goes down, and cut.
+        bits = single.view(xp.uint32)
+        bits += ((bits >> xp.uint32(16)) & xp.uint32(1)) + xp.uint32(0x7FFF)
+        bits &= xp.uint32(0xFFFF0000)
+    return single.astype(xp.float64)
+
+
 # ---------------------------------------------------------------------------------------------- families
 
 
