@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kbench.family import (
+    WARP,
     Array,
     CheckShape,
     ErrorModel,
@@ -24,6 +25,7 @@ from kbench.family import (
     Step,
     Tensor,
     Version,
+    ceil_div,
     derived,
     normal,
 )
@@ -38,7 +40,6 @@ LAYOUT_BLOCK = 256
 PACKET = {"fp32": 4, "bf16": 8, "fp16": 8}  # elements of 16 bytes
 ROWS_PER_BLOCK = 4  # of softmax_backward8
 COLUMNS_PER_WARP = 8  # of softmax_backward4 and 5
-WARP = 32
 
 
 # ---------------------------------------------------------------------------------------------- tensors
@@ -248,10 +249,6 @@ def _some_heads(dout: Array, qkv: Array, att: Array, scale: float, out: Any, of:
 # ------------------------------------------------------------------------------------------------ plans
 
 
-def _ceil_div(count: int, size: int) -> int:
-    return -(-count // size)
-
-
 Softmax = Callable[[Problem, int], Launch]
 
 
@@ -291,7 +288,7 @@ def _layout(kernel: str, problem: Problem, per_token: int, args: tuple[str | int
     packet = PACKET[problem.storage]
     if problem["C"] // problem["NH"] % packet:
         packet = 1
-    block = min(LAYOUT_BLOCK, WARP * _ceil_div(per_token // packet, WARP))
+    block = min(LAYOUT_BLOCK, WARP * ceil_div(per_token // packet, WARP))
     return Launch(f"{kernel}<{problem.c_type}, {packet}>", (problem["B"] * problem["T"],), (block,), args)
 
 
@@ -302,14 +299,14 @@ def _softmax(problem: Problem, kernel: str, blocks: int, block: int, *sizes: int
 
 def _softmax1(problem: Problem, block: int) -> Launch:
     heads = problem["B"] * problem["NH"]
-    return _softmax(problem, f"softmax_backward1<{problem.c_type}>", _ceil_div(problem["T"], block), block, heads)
+    return _softmax(problem, f"softmax_backward1<{problem.c_type}>", ceil_div(problem["T"], block), block, heads)
 
 
 def _softmax_by_columns(kernel: str, threads: int, columns: int) -> Softmax:
     """`threads` threads have `columns` columns of one head; a block stays within a head."""
 
     def launch(problem: Problem, block: int) -> Launch:
-        blocks_per_head = _ceil_div(problem["T"], block // threads * columns)
+        blocks_per_head = ceil_div(problem["T"], block // threads * columns)
         blocks = problem["B"] * problem["NH"] * blocks_per_head
         return _softmax(problem, f"{kernel}<{problem.c_type}>", blocks, block)
 
@@ -326,7 +323,7 @@ def _softmax_by_row(kernel: str) -> Softmax:
 
 def _softmax8(problem: Problem, block: int) -> Launch:
     aligned = "true" if problem["T"] % PACKET[problem.storage] == 0 else "false"
-    blocks = problem["B"] * problem["NH"] * _ceil_div(problem["T"], ROWS_PER_BLOCK)
+    blocks = problem["B"] * problem["NH"] * ceil_div(problem["T"], ROWS_PER_BLOCK)
     return _softmax(problem, f"softmax_backward8<{problem.c_type}, {block}, {aligned}>", blocks, block)
 
 

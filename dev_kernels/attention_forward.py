@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kbench.family import (
+    WARP,
     Array,
     CheckShape,
     Draw,
@@ -27,6 +28,7 @@ from kbench.family import (
     Step,
     Tensor,
     Version,
+    ceil_div,
 )
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16")
@@ -38,7 +40,6 @@ BLOCK_SIZES = (32, 64, 128, 256, 512)
 SLICE = 1 << 20
 
 PACKET = {"fp32": 4, "bf16": 8, "fp16": 8}  # elements of 16 bytes
-WARP = 32
 # The kernels that only move data are the same in all versions; the block size of a version is not theirs.
 LAYOUT_BLOCK = 256
 
@@ -263,10 +264,6 @@ def _some_heads(
 # ------------------------------------------------------------------------------------------------ plans
 
 
-def _ceil_div(count: int, size: int) -> int:
-    return -(-count // size)
-
-
 def _scale(problem: Problem) -> float:
     return 1.0 / math.sqrt(problem["C"] // problem["NH"])
 
@@ -276,7 +273,7 @@ def _plan1(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     heads, HS = B * NH, C // NH
 
     def launch(kernel: str, threads: int, *args: str | int | float) -> Launch:
-        return Launch(f"{kernel}<{problem.c_type}>", (_ceil_div(threads, block),), (block,), args)
+        return Launch(f"{kernel}<{problem.c_type}>", (ceil_div(threads, block),), (block,), args)
 
     return (
         launch("scores1", heads * T * T, "preatt", "inp", heads, T, NH, HS),
@@ -298,7 +295,7 @@ def _plan2(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     return (
         Launch(
             f"flash_attention2<{problem.c_type}, {chunks}>",
-            (B * NH * _ceil_div(T, rows),),
+            (B * NH * ceil_div(T, rows),),
             (block,),
             ("out", "lse", "inp", B * NH, T, NH, HS, keys, _scale(problem)),
             shared=4 * (rows * HS + keys * (2 * HS + 1)),
@@ -341,7 +338,7 @@ def _layout(kernel: str, problem: Problem, per_token: int, args: tuple[str | int
     packet = PACKET[problem.storage]
     if problem["C"] // problem["NH"] % packet:
         packet = 1
-    block = min(LAYOUT_BLOCK, WARP * _ceil_div(per_token // packet, WARP))
+    block = min(LAYOUT_BLOCK, WARP * ceil_div(per_token // packet, WARP))
     return Launch(f"{kernel}<{problem.c_type}, {packet}>", (problem["B"] * problem["T"],), (block,), args)
 
 
@@ -349,7 +346,7 @@ def _softmax3(problem: Problem, block: int) -> tuple[Launch, ...]:
     heads, T = problem["B"] * problem["NH"], problem["T"]
     masked = ("att", "preatt", heads, T, _scale(problem))
     return (
-        Launch(f"scale_and_mask3<{problem.c_type}>", (_ceil_div(heads * T * T, block),), (block,), masked),
+        Launch(f"scale_and_mask3<{problem.c_type}>", (ceil_div(heads * T * T, block),), (block,), masked),
         Launch(f"softmax3<{problem.c_type}>", (heads * T,), (block,), ("att", T)),
     )
 
@@ -359,7 +356,7 @@ def _softmax_by_warp(kernel: str) -> Softmax:
         heads, T = problem["B"] * problem["NH"], problem["T"]
         aligned = "true" if T % PACKET[problem.storage] == 0 else "false"
         args = ("att", "preatt", heads, T, _scale(problem) * math.log2(math.e))
-        blocks = _ceil_div(heads * T, block // WARP)
+        blocks = ceil_div(heads * T, block // WARP)
         return (Launch(f"{kernel}<{problem.c_type}, {aligned}>", (blocks,), (block,), args),)
 
     return launch

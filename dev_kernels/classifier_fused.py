@@ -9,7 +9,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kbench.contracts import row_ring
 from kbench.family import (
+    ITEM_SIZES,
+    PACKET_BYTES,
+    WARP,
     Array,
     CheckShape,
     ErrorModel,
@@ -22,23 +26,13 @@ from kbench.family import (
     Step,
     Tensor,
     Version,
+    ceil_div,
     integers,
     uniform,
 )
 
 DTYPES = ("fp32", "bf16", "fp16")
-WARP = 32
-PACKET_BYTES = 16
-ITEM_SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
-# Of rows that pass through shared memory: steps that packets are loaded ahead, the most that has room. Bytes under way
-# that keep a multiprocessor's share of memory busy. What a block needs beside: a few static arrays, and 1 KiB that the
-# system takes. Registers of a thread, at most: its kernel may have 1024 of them.
-AHEAD = (6, 3, 1)
-ENOUGH_UNDER_WAY = 32 << 10
-STATIC_SHARED = 1024
-SYSTEM_SHARED = 1024
-REGISTERS = 64
 
 # ---------------------------------------------------------------------------------------------- tensors
 
@@ -146,17 +140,13 @@ def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel,
 TENSORS = ("dlogits", "losses", "logits", "targets", "dlosses")
 
 
-def _ceil_div(count: int, size: int) -> int:
-    return -(-count // size)
-
-
 def _launch(problem: Problem, kernel: str, grid: int, block: int, *rows: int, shared: int = 0) -> tuple[Step, ...]:
     return (Launch(kernel, (grid,), (block,), (*TENSORS, *rows, problem["V"], problem["P"]), shared),)
 
 
 def _plan1(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     rows = problem["B"] * problem["T"]
-    return _launch(problem, f"classifier_fused1<{problem.c_type}>", _ceil_div(rows, block // WARP), block, rows)
+    return _launch(problem, f"classifier_fused1<{problem.c_type}>", ceil_div(rows, block // WARP), block, rows)
 
 
 def _in_groups(kernel: str, group: int) -> Callable[[Problem, int, Props], tuple[Step, ...]]:
@@ -174,31 +164,10 @@ def _plan3(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     return _launch(problem, f"classifier_fused3<{problem.c_type}>", problem["B"] * problem["T"], block)
 
 
-def _ring(row_bytes: int, block: int, props: Props) -> tuple[int, int, int] | None:
-    """For rows that pass through shared memory: blocks at a time on a multiprocessor, steps ahead, bytes of a block.
-
-    As much as possible under way up to what is enough, and then as many blocks as possible: while one of them is at the
-    end of a row, others are not. None where no row fits.
-    """
-    step = block * PACKET_BYTES
-    row = max(1, _ceil_div(row_bytes // PACKET_BYTES, block)) * step
-    threads = min(props.threads_per_multiprocessor, props.registers_per_multiprocessor // REGISTERS)
-    choices = []
-    for blocks in range(1, max(1, threads // block) + 1):
-        room = min(props.shared_per_block_optin, props.shared_per_multiprocessor // blocks - SYSTEM_SHARED)
-        for ahead in AHEAD:
-            if row + ahead * step <= room - STATIC_SHARED:
-                choices.append((min(blocks * ahead * step, ENOUGH_UNDER_WAY), blocks, ahead))
-    if not choices:
-        return None
-    _, blocks, ahead = max(choices)
-    return blocks, ahead, row + ahead * step
-
-
 def _plan5(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     """As many blocks as run at the same time, with rows in shared memory; else a block per row."""
     rows = problem["B"] * problem["T"]
-    ring = _ring(problem["V"] * ITEM_SIZES[problem.storage], block, props)
+    ring = row_ring(problem["V"] * ITEM_SIZES[problem.storage], block, props)
     if ring is None:
         return _launch(problem, f"classifier_fused5_long<{problem.c_type}>", rows, block)
     blocks, ahead, shared = ring

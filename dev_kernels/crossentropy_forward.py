@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kbench.family import (
+    ITEM_SIZES,
     Array,
     CheckShape,
     ErrorModel,
@@ -21,7 +22,6 @@ from kbench.family import (
 )
 
 DTYPES = ("fp32", "bf16", "fp16")
-ITEM_SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
 SECTOR = 32  # bytes: the least that a GPU reads from memory
 
 

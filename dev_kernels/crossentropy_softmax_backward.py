@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kbench.family import (
+    ITEM_SIZES,
+    PACKET_BYTES,
     Array,
     CheckShape,
     ErrorModel,
@@ -22,8 +24,6 @@ from kbench.family import (
 )
 
 DTYPES = ("fp32", "bf16", "fp16")
-PACKET_BYTES = 16
-ITEM_SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
 PACKETS_PER_THREAD = 4
 
 

@@ -20,6 +20,7 @@ from kbench.family import (
     Step,
     Tensor,
     Version,
+    ceil_div,
     integers,
     normal,
 )
@@ -106,10 +107,6 @@ def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel,
 # ------------------------------------------------------------------------------------------------ plans
 
 
-def _ceil_div(count: int, size: int) -> int:
-    return -(-count // size)
-
-
 def _width(problem: Problem) -> int:
     """Channels per thread."""
     return VECTOR if problem["C"] % VECTOR == 0 else 1
@@ -123,10 +120,10 @@ def _steps(problem: Problem, kernel: str, threads: int, block: int) -> tuple[Ste
 
     def add(sums: str, rows: str) -> Launch:
         args = (sums, "dwpe", "dout", rows, B, T, C, accumulate)
-        return Launch(kernel, (_ceil_div(threads, block),), (block,), args)
+        return Launch(kernel, (ceil_div(threads, block),), (block,), args)
 
     def other(kernel: str, threads: int, *args: str | int) -> Launch:
-        return Launch(kernel, (_ceil_div(threads, OTHER_BLOCK),), (OTHER_BLOCK,), args)
+        return Launch(kernel, (ceil_div(threads, OTHER_BLOCK),), (OTHER_BLOCK,), args)
 
     if problem.storage == "fp32":
         return (*clear, add("dwte", "inp"))

@@ -7,6 +7,7 @@ from typing import Any
 
 from kbench.family import (
     ITEM_SIZES,
+    PACKET_BYTES,
     Array,
     CheckShape,
     ErrorModel,
@@ -18,13 +19,13 @@ from kbench.family import (
     Step,
     Tensor,
     Version,
+    ceil_div,
     integers,
     normal,
     rounded,
 )
 
 DTYPES = ("bf16", "fp32", "fp16")
-PACKET_BYTES = 16
 
 
 # ---------------------------------------------------------------------------------------------- tensors
@@ -61,12 +62,8 @@ def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel,
 # ------------------------------------------------------------------------------------------------ plans
 
 
-def _ceil_div(count: int, size: int) -> int:
-    return -(-count // size)
-
-
 def _launch(kernel: str, threads: int, block: int, *sizes: int) -> tuple[Step, ...]:
-    return (Launch(kernel, (_ceil_div(threads, block),), (block,), ("out", "inp", "wte", "wpe", *sizes)),)
+    return (Launch(kernel, (ceil_div(threads, block),), (block,), ("out", "inp", "wte", "wpe", *sizes)),)
 
 
 def _plan1(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
@@ -93,7 +90,7 @@ def _plan3(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     few = B * per_row <= props.multiprocessors * props.threads_per_multiprocessor
     rows = 1 if few or B < ROWS_PER_THREAD else ROWS_PER_THREAD
     kernel = f"encoder_forward3<{problem.c_type}, {width}, {rows}>"
-    return _launch(kernel, _ceil_div(B, rows) * per_row, block, B, T, C)
+    return _launch(kernel, ceil_div(B, rows) * per_row, block, B, T, C)
 
 
 # ----------------------------------------------------------------------------------------------- family

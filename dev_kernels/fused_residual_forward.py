@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from kbench.contracts import layernorm
 from kbench.family import (
     ITEM_SIZES,
+    PACKET_BYTES,
     UNIT_ROUNDOFF,
+    WARP,
     Array,
     CheckShape,
     Draw,
@@ -21,15 +24,13 @@ from kbench.family import (
     Step,
     Tensor,
     Version,
+    ceil_div,
     normal,
     rounded,
 )
 
 DTYPES = ("bf16", "fp32", "fp16")
-EPSILON = 1e-5
 
-WARP = 32
-PACKET_BYTES = 16
 MAX_WARPS = 32  # in a block
 
 # Packets of each input that a lane of version 5 loads at once: all of a row of 768 16-bit elements.
@@ -86,68 +87,20 @@ def _rows_of_three_kinds(*kinds: tuple[float, float]) -> Draw:
 
 
 def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel, xp: Any) -> dict[str, Expected]:
-    """Values in float64, bounds in float32, and besides these one float32 array of the size of `normed`.
-
-    The residual is rounded here, too, so the rest is compared with the LayerNorm of the same numbers that a version
-    has. What a right version may do with them: add up in any order, in one pass or in two, where a single pass shifts
-    by the row's first element; it keeps everything between residual and output in fp32. With a = the error of a sum of
-    C terms per unit of their magnitude:
-
-    mean: a times the root mean square of what is added up, x or x - x[0] (no less than the mean magnitude); 4 more
-        roundings for x - x[0], the quotient, and adding x[0] again.
-    variance: in two passes a times the variance, plus the square of the mean's error; in a single pass a times the
-        mean square of x - x[0], and twice that for the square of its mean, which is no larger. Squared deviations of
-        16-bit numbers take few values, so where one thread adds up a whole row, roundings of many terms are the same,
-        and their sum grows with C, not its root: a sixteenth of the worst case, C u, is added to a.
-    rstd: what the variance's error makes of it, on the side where it makes more, and 8 roundings: rsqrtf is allowed 2
-        units in the last place, which are 4, the argument and the epsilon have one each.
-    normed: the error of the mean times rstd, that of rstd times x - mean, and a rounding for each operation.
-    """
+    """LayerNorm of the residual, which is rounded to its type first: the same numbers that a version has."""
     B, T, C = (problem[name] for name in ("B", "T", "C"))
-    weight, bias = inputs["weight"], inputs["bias"]
     x = rounded(inputs["inp1"] + inputs["inp2"], problem.storage, xp).reshape(B * T, C)
-    mean = x.mean(axis=1)
-    out = x - mean[:, None]
-    variance = xp.einsum("rc,rc->r", out, out) / C
-    rstd = 1.0 / xp.sqrt(variance + EPSILON)
-
-    u = error.fp32
-    a = error.accumulation(C) + 4.0 * u
-    shifted = variance + (mean - x[:, 0]) ** 2  # mean square of x - x[0]
-    mean_error = a * xp.sqrt(xp.maximum(variance + mean * mean, shifted))
-    of_squares = a + (C / 16.0 * u if error.storage > u else 0.0)
-    variance_error = 3.0 * of_squares * shifted + mean_error * mean_error
-    largest = 1.0 / xp.sqrt(xp.maximum(variance - variance_error, 0.0) + EPSILON)
-    smallest = 1.0 / xp.sqrt(variance + variance_error + EPSILON)
-    rstd_error = xp.maximum(largest - rstd, rstd - smallest) + 8.0 * u * rstd
-
-    single = xp.float32
-    bound = out.astype(single)
-    xp.abs(bound, out=bound)
-    bound *= (rstd_error + 4.0 * u * rstd).astype(single)[:, None]
-    bound += (mean_error * (rstd + rstd_error)).astype(single)[:, None]
-    bound *= xp.abs(weight).astype(single)
-    out *= rstd[:, None]
-    out *= weight
-    out += bias
-    # Adding the bias is one more rounding in fp32.
-    magnitude = out.astype(single)
-    xp.abs(magnitude, out=magnitude)
-    magnitude *= u
-    bound += magnitude
+    out, *statistics = layernorm(x, inputs["weight"], inputs["bias"], error, xp)
+    mean, rstd = (Expected(part.value.reshape(B, T), part.bound.reshape(B, T)) for part in statistics)
     return {
         "residual": Expected(x.reshape(B, T, C)),
-        "normed": Expected(out.reshape(B, T, C), bound.reshape(B, T, C)),
-        "mean": Expected(mean.reshape(B, T), mean_error.reshape(B, T)),
-        "rstd": Expected(rstd.reshape(B, T), rstd_error.reshape(B, T)),
+        "normed": Expected(out.value.reshape(B, T, C), out.bound.reshape(B, T, C)),
+        "mean": mean,
+        "rstd": rstd,
     }
 
 
 # ------------------------------------------------------------------------------------------------ plans
-
-
-def _ceil_div(count: int, size: int) -> int:
-    return -(-count // size)
 
 
 def _rows(problem: Problem) -> int:
@@ -159,13 +112,13 @@ PlanOfVersion = Callable[[Problem, int, Props], tuple[Step, ...]]
 
 def _by_rows(kernel: str, rows_per_block: int, problem: Problem, block: int, shared: int = 0) -> Launch:
     args = ("normed", "residual", "mean", "rstd", "inp1", "inp2", "weight", "bias", _rows(problem), problem["C"])
-    return Launch(kernel, (_ceil_div(_rows(problem), rows_per_block),), (block,), args, shared)
+    return Launch(kernel, (ceil_div(_rows(problem), rows_per_block),), (block,), args, shared)
 
 
 def _packets(problem: Problem) -> tuple[int, str]:
     """Packets per row, and whether rows are made of whole ones, as C++ spells it."""
     per_packet = PACKET_BYTES // ITEM_SIZES[problem.storage]
-    return _ceil_div(problem["C"], per_packet), "false" if problem["C"] % per_packet else "true"
+    return ceil_div(problem["C"], per_packet), "false" if problem["C"] % per_packet else "true"
 
 
 def _plan1(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
@@ -173,8 +126,8 @@ def _plan1(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     add = ("residual", "inp1", "inp2", rows, C)
     normalise = ("normed", "mean", "rstd", "residual", "weight", "bias", rows, C)
     return (
-        Launch(f"residual1<{element}>", (_ceil_div(rows * C, block),), (block,), add),
-        Launch(f"layernorm1<{element}>", (_ceil_div(rows, block),), (block,), normalise),
+        Launch(f"residual1<{element}>", (ceil_div(rows * C, block),), (block,), add),
+        Launch(f"layernorm1<{element}>", (ceil_div(rows, block),), (block,), normalise),
     )
 
 
@@ -217,7 +170,7 @@ def _plan6(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
         return _plan4(problem, block, props)
     threads = min(props.threads_per_multiprocessor, props.registers_per_multiprocessor // MOST_REGISTERS)
     at_once = min(threads // block, props.shared_per_multiprocessor // (shared + ARRAYS + KEPT_BY_CUDA))
-    blocks = min(props.multiprocessors * max(1, at_once), _ceil_div(_rows(problem), teams))
+    blocks = min(props.multiprocessors * max(1, at_once), ceil_div(_rows(problem), teams))
     kernel = f"fused_residual_forward6<{problem.c_type}, {aligned}, {PREFETCHED}>"
     launch = _by_rows(kernel, teams, problem, block, shared)
     return (replace(launch, grid=(blocks,), args=(*launch.args, per_row)),)

@@ -12,6 +12,7 @@ from typing import Any
 
 from kbench.family import (
     ITEM_SIZES,
+    PACKET_BYTES,
     Array,
     CheckShape,
     ErrorModel,
@@ -23,11 +24,11 @@ from kbench.family import (
     Step,
     Tensor,
     Version,
+    ceil_div,
     normal,
 )
 
 DTYPES = ("bf16", "fp32", "fp16")
-PACKET_BYTES = 16
 
 S, C = math.sqrt(2.0 / math.pi), 0.044715
 
@@ -97,23 +98,19 @@ def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel,
 # ------------------------------------------------------------------------------------------------ plans
 
 
-def _ceil_div(count: int, size: int) -> int:
-    return -(-count // size)
-
-
 def _launch(kernel: str, blocks: int, block: int, count: int) -> tuple[Step, ...]:
     return (Launch(kernel, (blocks,), (block,), ("dinp", "inp", "dout", count)),)
 
 
 def _plan1(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     N = problem["N"]
-    return _launch(f"gelu_backward1<{problem.c_type}>", _ceil_div(N, block), block, N)
+    return _launch(f"gelu_backward1<{problem.c_type}>", ceil_div(N, block), block, N)
 
 
 def _plan2(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     N = problem["N"]
     per_block = block * (PACKET_BYTES // ITEM_SIZES[problem.storage])
-    return _launch(f"gelu_backward2<{problem.c_type}>", _ceil_div(N, per_block), block, N)
+    return _launch(f"gelu_backward2<{problem.c_type}>", ceil_div(N, per_block), block, N)
 
 
 # ----------------------------------------------------------------------------------------------- family

@@ -8,6 +8,7 @@ from typing import Any
 
 from kbench.family import (
     ITEM_SIZES,
+    PACKET_BYTES,
     Array,
     CheckShape,
     ErrorModel,
@@ -19,10 +20,10 @@ from kbench.family import (
     Step,
     Tensor,
     Version,
+    ceil_div,
 )
 
 DTYPES = ("bf16", "fp32", "fp16")
-PACKET_BYTES = 16
 
 
 # ---------------------------------------------------------------------------------------------- tensors
@@ -77,22 +78,18 @@ def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel,
 # ------------------------------------------------------------------------------------------------ plans
 
 
-def _ceil_div(count: int, size: int) -> int:
-    return -(-count // size)
-
-
 def _plan1(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     N = problem["N"]
-    return (Launch(f"gelu_forward1<{problem.c_type}>", (_ceil_div(N, block),), (block,), ("out", "inp", N)),)
+    return (Launch(f"gelu_forward1<{problem.c_type}>", (ceil_div(N, block),), (block,), ("out", "inp", N)),)
 
 
 def _plan2(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     """Two packets per thread, so that enough bytes are under way, unless there are threads for one packet each."""
     N = problem["N"]
-    packets = _ceil_div(N, PACKET_BYTES // ITEM_SIZES[problem.storage])
+    packets = ceil_div(N, PACKET_BYTES // ITEM_SIZES[problem.storage])
     each = 1 if packets <= props.multiprocessors * props.threads_per_multiprocessor else 2
     kernel = f"gelu_forward2<{problem.c_type}, {each}>"
-    return (Launch(kernel, (_ceil_div(packets, each * block),), (block,), ("out", "inp", N)),)
+    return (Launch(kernel, (ceil_div(packets, each * block),), (block,), ("out", "inp", N)),)
 
 
 # ----------------------------------------------------------------------------------------------- family

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kbench.family import (
+    WARP,
     Array,
     CheckShape,
     ErrorModel,
@@ -25,7 +26,6 @@ from kbench.family import (
 DTYPES = ("bf16", "fp32", "fp16")
 BLOCK_SIZES = (32, 64, 128, 256, 512, 768, 1024)
 
-WARP = 32
 PACKET = {"fp32": 4, "bf16": 8, "fp16": 8}  # elements in 16 bytes
 MOST_THREADS = 1024  # of a block
 

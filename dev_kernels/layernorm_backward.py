@@ -10,7 +10,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from kbench.contracts import EPSILON
 from kbench.family import (
+    WARP,
     Array,
     CheckShape,
     ErrorModel,
@@ -24,14 +26,13 @@ from kbench.family import (
     Step,
     Tensor,
     Version,
+    ceil_div,
     derived,
     normal,
 )
 
 DTYPES = ("bf16", "fp32", "fp16")
 
-WARP = 32
-EPSILON = 1e-5  # of the forward pass
 
 # Elements of a row-major array that the reference works on at once: 32 MB in float64.
 SLICE = 1 << 22
@@ -169,10 +170,6 @@ def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel,
 # ------------------------------------------------------------------------------------------------ plans
 
 
-def _ceil_div(count: int, size: int) -> int:
-    return -(-count // size)
-
-
 def _boolean(value: bool) -> str:
     return "true" if value else "false"
 
@@ -196,7 +193,7 @@ def _fits(shared: int, props: Props) -> bool:
 
 def _blocks(problem: Problem, rows_per_block: int, per_multiprocessor: int, props: Props) -> int:
     """Persistent blocks, but no more than there are rows for."""
-    return min(max(1, per_multiprocessor) * props.multiprocessors, _ceil_div(_rows(problem), rows_per_block))
+    return min(max(1, per_multiprocessor) * props.multiprocessors, ceil_div(_rows(problem), rows_per_block))
 
 
 def _scratch(name: str, count: int, dtype: str = "fp32") -> Tensor:
@@ -215,7 +212,7 @@ def _unpadded(problem: Problem) -> int:
 def _padded(problem: Problem) -> int:
     """The same where rows are padded to whole packets in all lanes of a warp."""
     chunk = WARP * _packet(problem)
-    return 2 * chunk * _ceil_div(problem["C"], chunk)
+    return 2 * chunk * ceil_div(problem["C"], chunk)
 
 
 # Versions 1 to 4: sums of all blocks, then convert_sums.
@@ -231,7 +228,7 @@ def _converted(problem: Problem, kernel: str, blocks: int, block: int, shared: i
         Fill(Ref("sums")),
         Launch(kernel, (blocks,), (block,), ("dinp", "sums", *INPUTS, _rows(problem), C), shared),
         Launch(
-            f"convert_sums<{problem.c_type}>", (_ceil_div(C, CONVERT_BLOCK),), (CONVERT_BLOCK,),
+            f"convert_sums<{problem.c_type}>", (ceil_div(C, CONVERT_BLOCK),), (CONVERT_BLOCK,),
             ("dweight", "dbias", "sums", C, problem["accumulate"]),
         ),
     )  # fmt: skip
@@ -239,14 +236,14 @@ def _converted(problem: Problem, kernel: str, blocks: int, block: int, shared: i
 
 def _plan1(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     kernel = f"layernorm_backward1<{problem.c_type}>"
-    return _converted(problem, kernel, _ceil_div(_rows(problem), block), block)
+    return _converted(problem, kernel, ceil_div(_rows(problem), block), block)
 
 
 def _plan2(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     shared = 4 * _unpadded(problem)
     fits = _fits(shared, props)
     kernel = f"layernorm_backward2<{problem.c_type}, {_boolean(fits)}>"
-    return _converted(problem, kernel, _ceil_div(_rows(problem), block // WARP), block, shared if fits else 0)
+    return _converted(problem, kernel, ceil_div(_rows(problem), block // WARP), block, shared if fits else 0)
 
 
 def _resident(problem: Problem, block: int, props: Props) -> int:
@@ -343,12 +340,12 @@ WIDE_THREADS = 768
 
 def _width10(problem: Problem) -> int:
     """Channels of an area: whole packets."""
-    return _packet(problem) * _ceil_div(problem["C"], _packet(problem))
+    return _packet(problem) * ceil_div(problem["C"], _packet(problem))
 
 
 def _kept(problem: Problem, block: int) -> int:
     """How many packets of a row each thread keeps in registers; 0 where a row is too wide for that."""
-    packets = _ceil_div(problem["C"], _packet(problem))
+    packets = ceil_div(problem["C"], _packet(problem))
     return next((kept for kept in KEPT if packets <= kept * block), 0)
 
 
@@ -358,7 +355,7 @@ def _launch10(problem: Problem, block: int, props: Props) -> Launch:
     sums = 4 * 2 * _width10(problem)
     kept = _kept(problem, block)
     if kept:
-        warps_per_row = _ceil_div(_ceil_div(C, _packet(problem) * kept), WARP)
+        warps_per_row = ceil_div(ceil_div(C, _packet(problem) * kept), WARP)
         groups = block // WARP // warps_per_row
         rows, threads = KEPT[kept]
         blocks = _blocks(problem, rows * groups, threads // block, props)
@@ -384,7 +381,7 @@ def _plan10(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     return (
         launch,
         Launch(
-            f"sum_areas<{problem.c_type}>", (_ceil_div(2 * width, COLUMNS),), (SLICES * WARP,),
+            f"sum_areas<{problem.c_type}>", (ceil_div(2 * width, COLUMNS),), (SLICES * WARP,),
             ("dweight", "dbias", "areas", launch.grid[0], problem["C"], width, problem["accumulate"]),
         ),
     )  # fmt: skip

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kbench.contracts import layernorm
 from kbench.family import (
     ITEM_SIZES,
+    PACKET_BYTES,
     UNIT_ROUNDOFF,
+    WARP,
     Array,
     CheckShape,
     Draw,
@@ -20,14 +23,11 @@ from kbench.family import (
     Step,
     Tensor,
     Version,
+    ceil_div,
     normal,
 )
 
 DTYPES = ("fp32", "bf16", "fp16")
-EPSILON = 1e-5
-
-WARP = 32
-PACKET_BYTES = 16
 
 
 # ---------------------------------------------------------------------------------------------- tensors
@@ -66,66 +66,18 @@ def _rows_of_three_kinds(dtype: str) -> Draw:
 
 
 def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel, xp: Any) -> dict[str, Expected]:
-    """Values in float64, bounds in float32, and besides these one float32 array of the size of `out`.
-
-    What a right version may do: add up in any order, in one pass or in two, where a single pass shifts by the row's
-    first element; it keeps everything between input and output in fp32. With a = the error of a sum of C terms per unit
-    of their magnitude:
-
-    mean: a times the root mean square of what is added up, x or x - x[0] (no less than the mean magnitude); 4 more
-        roundings for x - x[0], the quotient, and adding x[0] again.
-    variance: in two passes a times the variance, plus the square of the mean's error; in a single pass a times the
-        mean square of x - x[0], and twice that for the square of its mean, which is no larger. Squared deviations of
-        16-bit numbers take few values, so where one thread adds up a whole row, roundings of many terms are the same,
-        and their sum grows with C, not its root: a sixteenth of the worst case, C u, is added to a.
-    rstd: what the variance's error makes of it, on the side where it makes more, and 8 roundings: rsqrtf is allowed 2
-        units in the last place, which are 4, the argument and the epsilon have one each.
-    out: the error of the mean times rstd, that of rstd times x - mean, and a rounding for each operation.
-    """
     B, T, C = (problem[name] for name in ("B", "T", "C"))
-    weight, bias = inputs["weight"], inputs["bias"]
     x = inputs["inp"].reshape(B * T, C)
-    mean = x.mean(axis=1)
-    out = x - mean[:, None]
-    variance = xp.einsum("rc,rc->r", out, out) / C
-    rstd = 1.0 / xp.sqrt(variance + EPSILON)
-
-    u = error.fp32
-    a = error.accumulation(C) + 4.0 * u
-    shifted = variance + (mean - x[:, 0]) ** 2  # mean square of x - x[0]
-    mean_error = a * xp.sqrt(xp.maximum(variance + mean * mean, shifted))
-    of_squares = a + (C / 16.0 * u if error.storage > u else 0.0)
-    variance_error = 3.0 * of_squares * shifted + mean_error * mean_error
-    largest = 1.0 / xp.sqrt(xp.maximum(variance - variance_error, 0.0) + EPSILON)
-    smallest = 1.0 / xp.sqrt(variance + variance_error + EPSILON)
-    rstd_error = xp.maximum(largest - rstd, rstd - smallest) + 8.0 * u * rstd
-
-    single = xp.float32
-    bound = out.astype(single)
-    xp.abs(bound, out=bound)
-    bound *= (rstd_error + 4.0 * u * rstd).astype(single)[:, None]
-    bound += (mean_error * (rstd + rstd_error)).astype(single)[:, None]
-    bound *= xp.abs(weight).astype(single)
-    out *= rstd[:, None]
-    out *= weight
-    out += bias
-    # Adding the bias is one more rounding in fp32.
-    magnitude = out.astype(single)
-    xp.abs(magnitude, out=magnitude)
-    magnitude *= u
-    bound += magnitude
+    out, *statistics = layernorm(x, inputs["weight"], inputs["bias"], error, xp)
+    mean, rstd = (Expected(part.value.reshape(B, T), part.bound.reshape(B, T)) for part in statistics)
     return {
-        "out": Expected(out.reshape(B, T, C), bound.reshape(B, T, C)),
-        "mean": Expected(mean.reshape(B, T), mean_error.reshape(B, T)),
-        "rstd": Expected(rstd.reshape(B, T), rstd_error.reshape(B, T)),
+        "out": Expected(out.value.reshape(B, T, C), out.bound.reshape(B, T, C)),
+        "mean": mean,
+        "rstd": rstd,
     }
 
 
 # ------------------------------------------------------------------------------------------------ plans
-
-
-def _ceil_div(count: int, size: int) -> int:
-    return -(-count // size)
 
 
 def _rows(problem: Problem) -> int:
@@ -141,7 +93,7 @@ def _by_rows(kernel: str, threads_per_row: int) -> PlanOfVersion:
     """Blocks that hold as many rows as they have groups of this many threads."""
 
     def plan(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
-        grid = _ceil_div(_rows(problem), block // threads_per_row)
+        grid = ceil_div(_rows(problem), block // threads_per_row)
         args = ("out", "mean", "rstd", *INPUTS, _rows(problem), problem["C"])
         return (Launch(f"{kernel}<{problem.c_type}>", (grid,), (block,), args),)
 
@@ -154,7 +106,7 @@ def _plan2(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     return (
         Launch(f"mean2<{element}>", (rows,), (block,), ("mean", "inp", C)),
         Launch(f"rstd2<{element}>", (rows,), (block,), ("rstd", "inp", "mean", C)),
-        Launch(f"normalise2<{element}>", (_ceil_div(rows * C, block),), (block,), elements),
+        Launch(f"normalise2<{element}>", (ceil_div(rows * C, block),), (block,), elements),
     )
 
 
@@ -167,13 +119,13 @@ def _plan6(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     """Version 5 where weight, bias and a row per warp do not fit into shared memory."""
     C, warps = problem["C"], block // WARP
     per_packet = PACKET_BYTES // ITEM_SIZES[problem.storage]
-    shared = (2 + warps) * _ceil_div(C, per_packet) * PACKET_BYTES
+    shared = (2 + warps) * ceil_div(C, per_packet) * PACKET_BYTES
     if shared > props.shared_per_block_optin:
         return _plan5(problem, block, props)
     aligned = "true" if C % per_packet == 0 else "false"
     kernel = f"layernorm_forward6<{problem.c_type}, {aligned}>"
     args = ("out", "mean", "rstd", *INPUTS, _rows(problem), C)
-    return (Launch(kernel, (_ceil_div(_rows(problem), warps),), (block,), args, shared),)
+    return (Launch(kernel, (ceil_div(_rows(problem), warps),), (block,), args, shared),)
 
 
 IDEAS: tuple[tuple[str, PlanOfVersion], ...] = (

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kbench.family import (
+    PACKET_BYTES,
+    WARP,
     Array,
     CheckShape,
     ErrorModel,
@@ -20,6 +22,7 @@ from kbench.family import (
     Step,
     Tensor,
     Version,
+    ceil_div,
     normal,
 )
 
@@ -29,8 +32,6 @@ DTYPES = ("fp32", "tf32", "bf16", "fp16")
 SLICE = 1 << 22
 
 BLOCK = 256  # threads of both kernels
-WARP = 32
-PACKET_BYTES = 16
 # Of a stretch, at least: 8 warps with two batches of 4 rows each. Shorter ones would make the second stage the longer.
 LEAST_ROWS = 64
 
@@ -125,10 +126,6 @@ def _product(a: Array, b: Array, before: Array | None, error: ErrorModel, xp: An
 # ------------------------------------------------------------------------------------------------ plans
 
 
-def _ceil_div(count: int, size: int) -> int:
-    return -(-count // size)
-
-
 def _rows(problem: Problem) -> int:
     return problem["B"] * problem["T"]
 
@@ -136,15 +133,15 @@ def _rows(problem: Problem) -> int:
 def _strips(problem: Problem) -> tuple[int, int]:
     """Elements of a packet, and the number of blocks that share a row of dout: each has 32 packets."""
     packet = PACKET_BYTES // (4 if problem.storage == "fp32" else 2)
-    return packet, _ceil_div(problem["OC"], WARP * packet)
+    return packet, ceil_div(problem["OC"], WARP * packet)
 
 
 def _stretches(problem: Problem, props: Props) -> tuple[int, int]:
     """Into how many stretches rows are divided, and how many rows each has: as many as the device can run at once."""
     blocks = props.multiprocessors * (props.threads_per_multiprocessor // BLOCK)
     wanted = min(blocks // _strips(problem)[1], _rows(problem) // LEAST_ROWS)
-    rows = _ceil_div(_rows(problem), max(1, wanted))
-    return _ceil_div(_rows(problem), rows), rows
+    rows = ceil_div(_rows(problem), max(1, wanted))
+    return ceil_div(_rows(problem), rows), rows
 
 
 def _scratch(problem: Problem, block: int, props: Props) -> tuple[Tensor, ...]:
@@ -164,7 +161,7 @@ def _plan(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
             ("partials", "dout", N, OC, rows),
         ),
         Launch(
-            f"add_stretches<{problem.c_type}>", (_ceil_div(OC, WARP),), (block,),
+            f"add_stretches<{problem.c_type}>", (ceil_div(OC, WARP),), (block,),
             ("dbias", "partials", stretches, OC, accumulate),
         ),
         Gemm(dout, weight, Matrix("dinp", N, C), problem.dtype),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kbench.family import (
+    WARP,
     Array,
     CheckShape,
     ErrorModel,
@@ -22,13 +23,13 @@ from kbench.family import (
     Step,
     Tensor,
     Version,
+    ceil_div,
     normal,
 )
 
 DTYPES = ("bf16", "fp32", "fp16")
 BLOCK_SIZES = (32, 64, 128, 256, 512, 768, 1024)
 
-WARP = 32
 PACKET = {"fp32": 4, "bf16": 8, "fp16": 8}  # elements in 16 bytes
 DEPTH = 4  # rows that a warp of versions 8 and 9 has at a time
 # A thread of versions 7 to 9: what __launch_bounds__ leaves it, and eight packets under way need most of that.
@@ -81,10 +82,6 @@ def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel,
 # ------------------------------------------------------------------------------------------------ plans
 
 
-def _ceil_div(count: int, size: int) -> int:
-    return -(-count // size)
-
-
 Plan = Callable[[Problem, int, Props], tuple[Step, ...]]
 
 
@@ -93,7 +90,7 @@ def _by_channels(kernel: str, channels: Callable[[int], int], types: int = 1) ->
 
     def plan(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
         name = f"{kernel}<{', '.join([problem.c_type] * types)}>"
-        return (_into_dbias(problem, name, "dout", (_ceil_div(problem["OC"], channels(block)),), block),)
+        return (_into_dbias(problem, name, "dout", (ceil_div(problem["OC"], channels(block)),), block),)
 
     return plan
 
@@ -107,15 +104,15 @@ def _into_dbias(problem: Problem, kernel: str, source: str, grid: tuple[int, ...
 def _join(problem: Problem, sums: str, rows: int = 1) -> Launch:
     """Add `rows` rows of fp32 sums to dbias: a warp per row, since the kernel does nothing but wait for its loads."""
     kernel = f"matmul_backward_bias4<{problem.c_type}, float>"
-    grid, block = (_ceil_div(problem["OC"], WARP),), WARP * min(rows, MOST_WARPS)
+    grid, block = (ceil_div(problem["OC"], WARP),), WARP * min(rows, MOST_WARPS)
     return _into_dbias(problem, kernel, sums, grid, block, rows)
 
 
 def _grid(problem: Problem, block: int, channels: int, rows: int, threads: int) -> tuple[int, int]:
     """Blocks across, of `channels` channels each, and down: as many as keep `threads` threads busy, and as have
     something to do when a block takes `rows` rows at a time."""
-    across = _ceil_div(problem["OC"], channels)
-    return across, max(1, min(threads // (block * across), _ceil_div(_rows(problem), rows), MOST_DOWN))
+    across = ceil_div(problem["OC"], channels)
+    return across, max(1, min(threads // (block * across), ceil_div(_rows(problem), rows), MOST_DOWN))
 
 
 def _packets_grid(problem: Problem, block: int, props: Props, depth: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kbench.family import (
+    PACKET_BYTES,
     STORAGE,
     Array,
     CheckShape,
@@ -21,6 +22,7 @@ from kbench.family import (
     Step,
     Tensor,
     Version,
+    ceil_div,
     normal,
 )
 
@@ -33,7 +35,6 @@ SLICE = 1 << 22
 TILE = 128  # rows and channels per block of version 4
 TILE_THREADS = 256  # per block: 8 x 8 outputs each
 QUAD = 4  # elements that move together there
-PACKET_BYTES = 16
 
 
 # ---------------------------------------------------------------------------------------------- tensors
@@ -131,10 +132,6 @@ def _apply_gelu(value: Array, bound: Array, error: ErrorModel, xp: Any) -> None:
 # ------------------------------------------------------------------------------------------------ plans
 
 
-def _ceil_div(count: int, size: int) -> int:
-    return -(-count // size)
-
-
 def _rows(problem: Problem) -> int:
     return problem["B"] * problem["T"]
 
@@ -146,7 +143,7 @@ def _bool(value: bool) -> str:
 def _plan1(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     N, C, OC = _rows(problem), problem["C"], problem["OC"]
     side = math.isqrt(block)
-    blocks = _ceil_div(N, side) * _ceil_div(OC, side)
+    blocks = ceil_div(N, side) * ceil_div(OC, side)
     args = ("out", "inp", "weight", "bias", N, C, OC, problem["gelu"])
     return (Launch(f"matmul_forward1<{problem.c_type}>", (blocks,), (side, side), args),)
 
@@ -159,7 +156,7 @@ def _gemm(problem: Problem, bias: str, gelu: bool) -> Gemm:
 
 def _plan2(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     OC, packet = problem["OC"], PACKET_BYTES // (4 if problem.storage == "fp32" else 2)
-    blocks = _rows(problem) * _ceil_div(OC, block * packet)
+    blocks = _rows(problem) * ceil_div(OC, block * packet)
     kernel = f"add_bias<{problem.c_type}, {_bool(OC % packet == 0)}>"
     return (_gemm(problem, "", False), Launch(kernel, (blocks,), (block,), ("out", "bias", OC, problem["gelu"])))
 
@@ -172,7 +169,7 @@ def _plan4(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     N, C, OC = _rows(problem), problem["C"], problem["OC"]
     aligned = C % QUAD == 0 and OC % QUAD == 0
     kernel = f"matmul_forward4<{problem.c_type}, {_bool(aligned)}, {_bool(bool(problem['gelu']))}>"
-    blocks = _ceil_div(N, TILE) * _ceil_div(OC, TILE)
+    blocks = ceil_div(N, TILE) * ceil_div(OC, TILE)
     return (Launch(kernel, (blocks,), (block,), ("out", "inp", "weight", "bias", N, C, OC)),)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from kbench.family import (
     ITEM_SIZES,
+    PACKET_BYTES,
     Array,
     CheckShape,
     ErrorModel,
@@ -24,7 +25,6 @@ from kbench.family import (
 
 DTYPES = ("bf16", "fp32", "fp16")
 
-PACKET_BYTES = 16
 # Of each input, per thread: four loads of 16 bytes are under way in a thread before it needs the first of them.
 PACKETS_PER_THREAD = 2
 

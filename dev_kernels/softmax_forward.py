@@ -6,8 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kbench.contracts import row_ring
 from kbench.family import (
+    ITEM_SIZES,
     POWERS_OF_TWO,
+    WARP,
     Array,
     CheckShape,
     ErrorModel,
@@ -19,21 +22,11 @@ from kbench.family import (
     Step,
     Tensor,
     Version,
+    ceil_div,
 )
 
 DTYPES = ("fp32", "bf16", "fp16")
-WARP = 32
-PACKET_BYTES = 16
-ITEM_SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
-# Of rows that pass through shared memory: steps that packets are loaded ahead, the most that has room. Bytes under way
-# that keep a multiprocessor's share of memory busy. What a block needs beside: a few static arrays, and 1 KiB that the
-# system takes. Registers of a thread, at most: its kernel may have 1024 of them.
-AHEAD = (6, 3, 1)
-ENOUGH_UNDER_WAY = 32 << 10
-STATIC_SHARED = 1024
-SYSTEM_SHARED = 1024
-REGISTERS = 64
 
 # ---------------------------------------------------------------------------------------------- tensors
 
@@ -108,10 +101,6 @@ def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel,
 # ------------------------------------------------------------------------------------------------ plans
 
 
-def _ceil_div(count: int, size: int) -> int:
-    return -(-count // size)
-
-
 PlanFunction = Callable[[Problem, int, Props], tuple[Step, ...]]
 
 
@@ -120,7 +109,7 @@ def _rows_per_block(kernel: str, threads: int) -> PlanFunction:
 
     def plan(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
         N, C = problem["N"], problem["C"]
-        grid = (_ceil_div(N, block // threads),)
+        grid = (ceil_div(N, block // threads),)
         return (Launch(f"{kernel}<{problem.c_type}>", grid, (block,), ("out", "inp", N, C)),)
 
     return plan
@@ -134,31 +123,10 @@ def _block_per_row(kernel: str, shared_per_thread: int = 0) -> PlanFunction:
     return plan
 
 
-def _ring(row_bytes: int, block: int, props: Props) -> tuple[int, int, int] | None:
-    """For rows that pass through shared memory: blocks at a time on a multiprocessor, steps ahead, bytes of a block.
-
-    As much as possible under way up to what is enough, and then as many blocks as possible: while one of them is at the
-    end of a row, others are not. None where no row fits.
-    """
-    step = block * PACKET_BYTES
-    row = max(1, _ceil_div(row_bytes // PACKET_BYTES, block)) * step
-    threads = min(props.threads_per_multiprocessor, props.registers_per_multiprocessor // REGISTERS)
-    choices = []
-    for blocks in range(1, max(1, threads // block) + 1):
-        room = min(props.shared_per_block_optin, props.shared_per_multiprocessor // blocks - SYSTEM_SHARED)
-        for ahead in AHEAD:
-            if row + ahead * step <= room - STATIC_SHARED:
-                choices.append((min(blocks * ahead * step, ENOUGH_UNDER_WAY), blocks, ahead))
-    if not choices:
-        return None
-    _, blocks, ahead = max(choices)
-    return blocks, ahead, row + ahead * step
-
-
 def _plan7(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     """As many blocks as run at the same time, with rows in shared memory; else a block per row."""
     N, C = problem["N"], problem["C"]
-    ring = _ring(C * ITEM_SIZES[problem.storage], block, props)
+    ring = row_ring(C * ITEM_SIZES[problem.storage], block, props)
     if ring is None:
         return _block_per_row("softmax_forward7_long")(problem, block, props)
     blocks, ahead, shared = ring

@@ -18,6 +18,9 @@ Array = Any  # a numpy or cupy array: family code works on either
 MAX_BLOCK = 1024  # threads: the same for every GPU since compute capability 2.0
 POWERS_OF_TWO = (32, 64, 128, 256, 512, 1024)  # every power of two from one warp to the largest block
 
+WARP = 32  # threads
+PACKET_BYTES = 16  # the most that one thread loads or stores at once: `Packet` in common.cuh
+
 # dtype = how elements are stored, and what a GEMM step computes in. tf32 stores fp32.
 DTYPES = ("fp32", "tf32", "bf16", "fp16")
 STORAGE = {"fp32": "fp32", "tf32": "fp32", "bf16": "bf16", "fp16": "fp16"}
@@ -320,6 +323,11 @@ def checked_plan(plan: object) -> tuple[Step, ...]:
     for step in plan:
         _require(isinstance(step, Step), "a step is a Launch, Gemm, Fill, Copy, Sdpa or AllReduce", step)
     return tuple(plan)
+
+
+def ceil_div(count: int, size: int) -> int:
+    """How many parts of `size` hold `count`: blocks of a grid, mostly."""
+    return -(-count // size)
 
 
 def tensors_of(plan: Sequence[Step]) -> tuple[str, ...]:

@@ -81,11 +81,11 @@ def test_the_emulator_skips_an_all_reduce_by_name(evaluator: Evaluator) -> None:
 
 @pytest.mark.parametrize(("purpose", "status"), [("check", "skipped"), ("time", "unable"), ("prove", "unable")])
 def test_check_shapes_for_more_gpus_are_skipped_and_what_was_asked_for_cannot_run(
-    evaluator: Evaluator, purpose: str, status: str
+    monkeypatch: pytest.MonkeyPatch, evaluator: Evaluator, purpose: str, status: str
 ) -> None:
     def prepare(*args: Any) -> Any:
         raise GpusMissing("needs 4 GPUs, this process sees 1")
 
-    evaluator.device.prepare = prepare  # type: ignore[method-assign]
+    monkeypatch.setattr(evaluator.device, "prepare", prepare)
     row = evaluator.row(job(2, purpose))
     assert (row.status, row.reason) == (status, "needs 4 GPUs, this process sees 1")

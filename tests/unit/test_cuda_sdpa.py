@@ -131,7 +131,7 @@ def raise_or_return(value: Any) -> Any:
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Cudnn:
-    monkeypatch.setitem(sys.modules, "cudnn", FakeCudnn())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "cudnn", FakeCudnn())
     return Cudnn()
 
 
@@ -228,18 +228,18 @@ def test_a_failing_execution_is_refused_or_the_fault_of_a_kernel_before(
 
 
 def test_a_missing_package_or_library_skips_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cudnn", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "cudnn", None)
     with pytest.raises(LibraryMissing, match=r"nvidia-cudnn-frontend is missing; pip install .*\[cudnn13\]"):
         Cudnn()
     fake = FakeCudnn(version=RuntimeError("Unable to find symbol cudnnGetVersion"))
-    monkeypatch.setitem(sys.modules, "cudnn", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "cudnn", fake)
     with pytest.raises(LibraryMissing, match="the library cuDNN .* is missing"):
         Cudnn()
 
 
 def test_a_library_that_does_not_start_is_no_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeCudnn(handle=RuntimeError("CUDNN_STATUS_NOT_INITIALIZED"))
-    monkeypatch.setitem(sys.modules, "cudnn", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "cudnn", fake)
     with pytest.raises(CannotRunError, match="cannot start: CUDNN_STATUS_NOT_INITIALIZED") as caught:
         Cudnn()
     assert not isinstance(caught.value, LibraryMissing)

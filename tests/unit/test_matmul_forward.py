@@ -10,7 +10,7 @@ import pytest
 from kbench.catalog import load_catalog
 from kbench.check.case import make_case
 from kbench.check.probe import probe, used_share
-from kbench.family import Array, ErrorModel, Gemm, Launch, Problem, Props
+from kbench.family import Array, ErrorModel, Gemm, Launch, Problem, Props, Version
 
 FAMILY = load_catalog()["matmul_forward"]
 PROPS = Props("a", "sm_90", 132, 2048, 1024, 49152, 232448, 233472, 65536, 50 << 20, 140 << 30)
@@ -76,7 +76,7 @@ def test_right_results_use_at_most_60_percent(dtype: str, structured: bool) -> N
 
 
 @pytest.mark.parametrize("version", FAMILY.versions, ids=lambda version: f"v{version.number}")
-def test_grids_cover_all_outputs(version) -> None:  # type: ignore[no-untyped-def]
+def test_grids_cover_all_outputs(version: Version) -> None:
     per_block = {1: lambda block: block, 2: lambda block: 4 * block, 4: lambda block: 128 * 128}
     for sizes in (*(tuple(s.sizes.values()) for s in FAMILY.check_shapes), (32, 1024, 768, 3072, 0)):
         of = problem(*sizes)

@@ -168,7 +168,9 @@ def test_the_json_document_has_the_summary(sweep: Any) -> None:
         ),
     ],
 )
-def test_ceilings_that_cannot_be_measured_stop_nothing(answer: Any, note: str, dropped: bool) -> None:
+def test_ceilings_that_cannot_be_measured_stop_nothing(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, note: str, dropped: bool
+) -> None:
     notes: list[str] = []
     bench = Bench(Options(device="cuda"), notes.append)
     bench.device_kind = "cuda"
@@ -180,8 +182,8 @@ def test_ceilings_that_cannot_be_measured_stop_nothing(answer: Any, note: str, d
             raise answer
         return answer
 
-    bench._call = call  # type: ignore[method-assign]
-    bench._drop_worker = lambda: drops.append(True)  # type: ignore[method-assign]
+    monkeypatch.setattr(bench, "_call", call)
+    monkeypatch.setattr(bench, "_drop_worker", lambda: drops.append(True))
     assert bench.ceilings() == (None if note else answer)
     assert notes == ([note] if note else []) and bool(drops) == dropped
     bench.device_kind = "emulator"
