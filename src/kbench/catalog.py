@@ -60,10 +60,13 @@ class Catalog(Mapping[str, Family]):
 
     def _hint(self, name: str) -> str:
         for folder in self.folders:
-            half = next((half for half in (folder / f"{name}.cu", folder / f"{name}.py") if half.is_file()), None)
-            if half is not None:
-                other = half.with_suffix(".py" if half.suffix == ".cu" else ".cu")
-                return f"{shown(half)} is there, but a family needs {other.name} beside it"
+            there = [half for half in (folder / f"{name}.cu", folder / f"{name}.py") if half.is_file()]
+            if len(there) == 2:  # not a family although it is a pair: its name has a dot
+                family = name.partition(".")[0]
+                return f"{shown(there[0])} adds versions to {family}: name that"
+            if there:
+                other = ".py" if there[0].suffix == ".cu" else ".cu"
+                return f"{shown(there[0])} is there, but a family needs {name}{other} beside it"
             if next(folder.glob(f"{name}.*.cu"), None):
                 return f"{shown(folder)} only adds versions to it; the family's own {name}.cu and {name}.py are missing"
         near = difflib.get_close_matches(name, self.names, n=1)

@@ -49,6 +49,15 @@ def test_extras_add_versions_with_their_own_source(folder):
     assert family.sources[9] == str(folder / "scale.mine.cu")
 
 
+def test_the_name_of_an_extra_is_not_taken_for_half_a_family(folder):
+    write(folder, "scale.mine", EXTRA.format(number=9))
+    with pytest.raises(UsageError, match=r"scale\.mine\.cu adds versions to scale: name that"):
+        load_catalog([folder])["scale.mine"]
+    (folder / "scale.mine.py").unlink()
+    with pytest.raises(UsageError, match=r"needs scale\.mine\.py beside it"):
+        load_catalog([folder])["scale.mine"]
+
+
 def test_an_extra_in_another_folder_extends_kbenchs_own_family(tmp_path):
     write(tmp_path, "attention_backward.mine", EXTRA.format(number=99))
     assert 99 in load_catalog([tmp_path])["attention_backward"].by_number

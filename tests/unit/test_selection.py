@@ -6,6 +6,7 @@ import pytest
 
 from kbench.catalog import load_catalog
 from kbench.errors import UsageError
+from kbench.family import Problem
 from kbench.grammar import Target
 from kbench.selection import Selection
 
@@ -65,3 +66,10 @@ def test_a_preset_that_not_all_families_have_selects_those_that_have_it():
         jobs(Target("trimat_forward"), Target("gelu_forward"), mode="sweep", preset="large")
     with pytest.raises(UsageError, match="no family has a preset 'larg'"):
         jobs(mode="sweep", preset="larg")
+
+
+def test_large_presets_move_a_gib_in_the_dtype_that_the_family_takes_by_itself():
+    for family in (CATALOG[name] for name in CATALOG.names):
+        if "large" in family.presets:
+            traffic = family.least_traffic(Problem(family.presets["large"], family.dtypes[0]))
+            assert traffic >= 2**30, f"{family.name}: {traffic:,.0f} bytes"

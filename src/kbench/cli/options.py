@@ -180,7 +180,7 @@ PresetOption = Annotated[
     typer.Option(
         "--preset",
         metavar="NAME",
-        help="Sizes by name: default (for a GPU), small (for the emulator), large (over 1 GiB; some families have it).",
+        help="Sizes by name: default (for a GPU), small (for the emulator), large (moves 1 GiB; some have it).",
         autocompletion=complete_preset,
     ),
 ]
