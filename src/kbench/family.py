@@ -233,8 +233,10 @@ class Gemm:
     "fp32" multiplies in full fp32, "tf32" rounds the operands to 10 mantissa bits.
 
     bias: a tensor of out's dtype with one element per column of out, added to every row; "" adds nothing.
-    gelu: whether GELU in its tanh form is applied last. Both are the epilogue; a library may still round to the type of
-        out before it.
+    gelu: whether GELU in its tanh form is applied last.
+    aux: a tensor of out's dtype, `rows` x `cols` of out without gaps. With gelu it receives what GELU is applied to;
+        without, the result is multiplied by the derivative of GELU at aux (the step back through GELU).
+    All three are the epilogue; a library may still round to the type of out before it.
     """
 
     a: Matrix
@@ -246,6 +248,7 @@ class Gemm:
     batch: int = 1
     bias: str | Ref = ""
     gelu: bool = False
+    aux: str | Ref = ""
 
     def __post_init__(self) -> None:
         (m, k), (k2, n) = self.a.shape, self.b.shape
@@ -303,6 +306,24 @@ class Sdpa:
 
 
 @dataclass(frozen=True)
+class SdpaBackward:
+    """The backward pass of Sdpa by a library: gradients of q, k and v from `dout`, the gradient of `out`. stats: the
+    fp32 tensor (B, NH, T) that the forward pass left. All as described at Sdpa."""
+
+    q: Heads
+    k: Heads
+    v: Heads
+    out: Heads
+    dout: Heads
+    dq: Heads
+    dk: Heads
+    dv: Heads
+    shape: tuple[int, int, int, int]
+    scale: float
+    stats: str
+
+
+@dataclass(frozen=True)
 class AllReduce:
     """The sum over `ranks` GPUs, each with a process of its own. Tensors hold one row of `count` elements per rank:
     rank r contributes row r of `source` and receives the sum into row r of `target`."""
@@ -313,7 +334,7 @@ class AllReduce:
     ranks: int
 
 
-Step = Launch | Gemm | Fill | Copy | Sdpa | AllReduce
+Step = Launch | Gemm | Fill | Copy | Sdpa | SdpaBackward | AllReduce
 
 
 def checked_plan(plan: object) -> tuple[Step, ...]:
@@ -321,7 +342,7 @@ def checked_plan(plan: object) -> tuple[Step, ...]:
     _require(isinstance(plan, tuple | list), "a plan is a tuple of steps", plan)
     assert isinstance(plan, tuple | list)
     for step in plan:
-        _require(isinstance(step, Step), "a step is a Launch, Gemm, Fill, Copy, Sdpa or AllReduce", step)
+        _require(isinstance(step, Step), "a step is a Launch, Gemm, Fill, Copy, Sdpa, SdpaBackward or AllReduce", step)
     return tuple(plan)
 
 
@@ -340,13 +361,16 @@ def _touched(step: Step) -> list[str]:
         case Launch():
             return [tensor_name(argument) for argument in step.args if isinstance(argument, Ref | str)]
         case Gemm():
-            bias = [tensor_name(step.bias)] if step.bias else []
-            return [step.a.tensor, step.b.tensor, *bias, step.out.tensor]
+            epilogue = [tensor_name(reference) for reference in (step.bias, step.aux) if reference]
+            return [step.a.tensor, step.b.tensor, *epilogue, step.out.tensor]
         case Copy():
             return [step.source.tensor, step.target.tensor]
         case Sdpa():
             stats = [step.stats] if step.stats else []
             return [step.q.tensor, step.k.tensor, step.v.tensor, step.out.tensor, *stats]
+        case SdpaBackward():
+            parts = (step.q, step.k, step.v, step.out, step.dout, step.dq, step.dk, step.dv)
+            return [*(part.tensor for part in parts), step.stats]
         case AllReduce():
             return [step.source, step.target]
     return [step.target.tensor]
