@@ -51,6 +51,12 @@ class CannotRunError(KbenchError):
     exit_status = Exit.CANNOT
 
 
+class WrongResult(KbenchError):
+    """A kernel that a command relies on computes something wrong."""
+
+    exit_status = Exit.WRONG
+
+
 class LibraryMissing(CannotRunError):
     """An optional library that one version is built on is not installed: the version is skipped by name."""
 

@@ -24,6 +24,7 @@ from kbench.check.prove import prove, recheck
 from kbench.check.verdict import Verdict
 from kbench.device.base import Device, KernelInfo, Prepared
 from kbench.device.host_memory import available_memory
+from kbench.device.open import open_device
 from kbench.device.worker import Channel, Message
 from kbench.errors import (
     CannotRunError,
@@ -82,7 +83,7 @@ class Evaluator:
         self.tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
         with channel.limit(_PLAN_SECONDS, "loading the family files"):
             self.catalog: Catalog = load_catalog([Path(folder) for folder in family_dirs])
-        self.device: Device = _open_device(device, time_limit, workers)
+        self.device: Device = open_device(device, time_limit, workers)
         self.judges = Judges(self.device, channel.note)
         self.cases = CaseCache(case_cache_bytes(), self.judges.make_case)
         self.builds = Builds(self.device, ThreadPoolExecutor(max(2, min(4, os.cpu_count() or 2))))
@@ -313,16 +314,6 @@ class Subject:
     tensors: tuple[Tensor, ...] = ()
     traffic: float | None = None
     flops: float | None = None
-
-
-def _open_device(kind: str, time_limit: float, workers: int | None) -> Device:
-    if kind == "cuda":
-        from kbench.device.cuda.device import CudaDevice
-
-        return CudaDevice()
-    from kbench.device.emulator.device import EmulatorDevice
-
-    return EmulatorDevice(workers=workers, time_limit=time_limit)
 
 
 def _kernel_rows(plan: Sequence[Step], infos: Sequence[KernelInfo]) -> list[dict[str, Any]]:

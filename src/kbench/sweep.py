@@ -9,8 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from kbench.device.open import choose_kind
 from kbench.device.worker import Worker, WorkerError, WorkerLost
-from kbench.errors import CannotRunError, KbenchError, KernelFault, UsageError
+from kbench.errors import KbenchError, KernelFault
 from kbench.jobs import Job
 from kbench.results.schema import Row
 from kbench.selection import Selection
@@ -43,8 +44,6 @@ class Bench:
     device: dict[str, Any]
 
     def __init__(self, options: Options, note: Callable[[str], None]):
-        if options.device not in ("auto", "cuda", "emulator"):
-            raise UsageError(f"unknown device {options.device!r}", "devices: auto, cuda, emulator")
         self.options = options
         self.seed = options.seed if options.seed is not None else secrets.randbelow(2**31)
         self.fallback = ""  # why there is no GPU, although one was asked for if there is one
@@ -52,7 +51,7 @@ class Bench:
         self._worker: Worker | None = None
 
     def __enter__(self) -> Bench:
-        self.device_kind = self._choose_device()
+        self.device_kind, self.fallback = choose_kind(self.options.device)
         described = self._call({"do": "describe"})
         self.device = described["device"]
         return self
@@ -117,19 +116,6 @@ class Bench:
             yield row
 
     # ------------------------------------------------------------------------------------------ worker
-
-    def _choose_device(self) -> str:
-        if self.options.device == "emulator":
-            return "emulator"
-        from kbench.device.cuda.device import probe_gpu
-
-        reason = probe_gpu()
-        if not reason:
-            return "cuda"
-        if self.options.device == "cuda":
-            raise CannotRunError(f"no GPU can be used: {reason}", "run `kbench doctor`, or use --device emulator")
-        self.fallback = reason
-        return "emulator"
 
     def _announce(self, jobs: Sequence[Job]) -> None:
         if jobs:

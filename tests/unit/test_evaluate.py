@@ -73,7 +73,7 @@ class Rows:
         source.write_text("// version 1\n")
         self.families = {name: self._family(name, source) for name in ("one", "two")}
         monkeypatch.setattr(evaluate, "load_catalog", lambda folders: Families(self.families))
-        monkeypatch.setattr(evaluate, "_open_device", lambda *options: self.card)
+        monkeypatch.setattr(evaluate, "open_device", lambda *options: self.card)
         self.evaluator = Evaluator(
             self.channel, device="cuda", family_dirs=[], seed=1, rtol=None, atol=None, time_limit=1, workers=None
         )

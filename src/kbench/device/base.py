@@ -133,8 +133,8 @@ class Device(ABC):
         """Type the arguments, check limits, set attributes, choose GEMM algorithms."""
 
     @abstractmethod
-    def bind(self, prepared: Prepared, buffers: Mapping[str, Buffer]) -> Bound:
-        """Fill in addresses and allocate the workspace."""
+    def bind(self, prepared: Prepared, buffers: Mapping[str, Buffer], workspace: Buffer | None = None) -> Bound:
+        """Fill in addresses. The workspace, of at least `prepared.workspace` bytes, is allocated if none is given."""
 
     @abstractmethod
     def enqueue(self, bound: Bound, stream: Any = None, schedule: str = "") -> None:

@@ -1,0 +1,77 @@
+"""What a training step is to a device: tensors to allocate, and calls of versions on views of them, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kbench.family import Problem, Step, Tensor
+
+
+@dataclass(frozen=True)
+class Use:
+    """One version at one problem and block size. Its plan is made once, and bound to memory wherever it is called."""
+
+    family: str
+    version: int
+    block: int
+    sizes: tuple[tuple[str, int], ...]
+    dtype: str
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(dict(self.sizes), self.dtype)
+
+    def __str__(self) -> str:
+        return f"{self.family}:{self.version} {self.problem} {self.dtype} block {self.block}"
+
+
+@dataclass(frozen=True)
+class View:
+    """Elements of a device tensor, from `offset` on."""
+
+    tensor: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of a version. views: the family's tensors in the step's memory; what its plan touches besides lives in
+    `arena` for as long as the call does."""
+
+    role: str
+    use: Use
+    views: Mapping[str, View]
+    arena: str
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Steps of no family, on the step's own tensors: fills and copies."""
+
+    role: str
+    steps: tuple[Step, ...]
+
+
+Action = Call | Plain
+
+
+@dataclass(frozen=True)
+class Program:
+    """A step, in phases that are captured into graphs of their own or several together.
+
+    forward: from tokens to logits. loss: from logits to losses and the gradient of the logits, in their place.
+    first, later: the backward pass of the first micro-step (`=`) and of later ones (`+=`).
+    update: norm, control, AdamW.
+    """
+
+    tensors: tuple[Tensor, ...]
+    forward: tuple[Action, ...]
+    loss: tuple[Action, ...]
+    first: tuple[Action, ...]
+    later: tuple[Action, ...]
+    update: tuple[Action, ...]
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return (*self.forward, *self.loss, *self.first, *self.later, *self.update)

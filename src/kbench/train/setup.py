@@ -1,0 +1,163 @@
+"""From a shape and a choice of kernels to an engine: what has not been measured or proven is done first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kbench.catalog import Catalog
+from kbench.device.base import Device
+from kbench.errors import CannotRunError, KbenchError
+from kbench.results.best import load_best
+from kbench.results.schema import Row
+from kbench.sweep import Bench
+from kbench.train.chooser import Answer, Chooser, Times, Wanted
+from kbench.train.engine import Engine, Plans
+from kbench.train.layout import Layout
+from kbench.train.program import Call, Program, Use
+from kbench.train.slots import RECOMPUTE_LEVELS, Shape, slots
+from kbench.train.step import Pick, build
+from kbench.train.trials import Trials
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What runs a shape's step: an answer to each slot, and the program that they make."""
+
+    shape: Shape
+    answers: tuple[Answer, ...]
+    program: Program
+
+    @property
+    def picks(self) -> dict[str, Pick]:
+        return {c.need.role: c.pick for answer in self.answers for c in answer.candidates}
+
+    @property
+    def predicted_ms(self) -> float:
+        """The sum of what the kernels of one step were measured at alone, infinite where one was not."""
+        update = ("global norm", "step control", "adamw")
+        costs = [a.cost * (1 if a.slot.name in update else self.shape.micro_steps) for a in self.answers]
+        return sum(costs)
+
+
+@dataclass
+class Workshop:
+    """Makes engines on one device.
+
+    open_bench: opens a bench on the same kind of device, where rows have to run first. keep: stores rows of a sweep.
+    """
+
+    device: Device
+    catalog: Catalog
+    results: Path
+    open_bench: Callable[[], AbstractContextManager[Bench]]
+    keep: Callable[[Sequence[Row]], None]
+    note: Callable[[str], None]
+    progress: Callable[[Sequence[str]], AbstractContextManager[Callable[[], None]]]
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        self.plans = Plans(self.catalog, self.device)
+
+    def choose(self, shape: Shape, wanted: Wanted, recompute: int | None = None) -> Chosen:
+        """The versions for a shape, measured and proven. recompute: None for the least that memory allows.
+
+        Raises UsageError where a slot cannot be covered, CannotRunError where memory does not suffice, WrongResult
+        where a version is wrong.
+        """
+        levels = RECOMPUTE_LEVELS if recompute is None else (recompute,)
+        with self._trials() as trials:
+            chosen = self._fitting([replace(shape, recompute=level) for level in levels], wanted, trials)
+            trials.prove(self._uses(chosen))
+        return chosen
+
+    def engine(self, chosen: Chosen) -> Engine:
+        """Compiled and prepared; memory is not allocated yet."""
+        return Engine(self.device, self.plans, chosen.program)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    @contextmanager
+    def _trials(self) -> Iterator[Trials]:
+        trials = Trials(self.open_bench, self.device, self.catalog, self.note, self.keep, self.progress)
+        try:
+            yield trials
+        finally:
+            trials.close()
+
+    def _fitting(self, shapes: Sequence[Shape], wanted: Wanted, trials: Trials) -> Chosen:
+        free = self.device.free_memory()
+        smallest = 0
+        for shape in shapes:
+            total = Layout(shape.model).count
+            chooser = self._chooser(shape, total, wanted, trials)
+            options = [chooser.answers(slot) for slot in slots(shape, total)]
+            for answers in _by_memory(options):
+                chosen = self._built(shape, answers)
+                needed = sum(tensor.nbytes for tensor in chosen.program.tensors)
+                if needed <= free:
+                    return chosen
+                smallest = min(smallest or needed, needed)
+        raise CannotRunError(
+            f"{shapes[0].model} with batch {shapes[0].batch} and sequences of {shapes[0].seq} needs "
+            f"{smallest / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
+            self._what_fits(shapes[-1], wanted, free),
+        )
+
+    def _chooser(self, shape: Shape, total: int, wanted: Wanted, trials: Trials) -> Chooser:
+        if self.device.kind != "cuda":
+            return Chooser(self.catalog, wanted, None, self.deterministic)
+        chooser = Chooser(self.catalog, wanted, self._times(), self.deterministic)
+        if wanted.rule == "best" and (missing := trials.missing(shape, total, chooser, self._times())):
+            trials.sweep(shape, total, chooser, missing)
+            chooser = Chooser(self.catalog, wanted, self._times(), self.deterministic)
+        return chooser
+
+    def _times(self) -> Times:
+        return Times(load_best(self.results), self.device.row_name)
+
+    def _built(self, shape: Shape, answers: Sequence[Answer]) -> Chosen:
+        picks = {c.need.role: c.pick for answer in answers for c in answer.candidates}
+        return Chosen(shape, tuple(answers), build(shape, picks, self.plans.touches))
+
+    def _what_fits(self, shape: Shape, wanted: Wanted, free: int) -> str:
+        """The largest power of two as batch that would fit, as far as sums of tensors tell."""
+        batch = shape.batch // 2
+        while batch:
+            smaller = replace(shape, batch=batch)
+            total = Layout(shape.model).count
+            times = None if self.device.kind != "cuda" else self._times()
+            chooser = Chooser(self.catalog, wanted, times, self.deterministic)
+            try:
+                answers = [min(chooser.answers(slot), key=_kept_bytes) for slot in slots(smaller, total)]
+                needed = sum(tensor.nbytes for tensor in self._built(smaller, answers).program.tensors)
+            except KbenchError:
+                break
+            if needed <= free:
+                return f"--batch {batch} fits"
+            batch //= 2
+        return "not even a batch of 1 fits: choose a smaller --model or a shorter --seq"
+
+    def _uses(self, chosen: Chosen) -> list[Use]:
+        return [action.use for action in chosen.program.actions if isinstance(action, Call)]
+
+
+def _by_memory(options: Sequence[Sequence[Answer]]) -> Iterator[list[Answer]]:
+    """First what each slot prefers; then, slot by slot, what keeps least in memory instead."""
+    preferred = [answers[0] for answers in options]
+    yield preferred
+    smallest = [min(answers, key=_kept_bytes) for answers in options]
+    if smallest != preferred:
+        yield smallest
+
+
+def _kept_bytes(answer: Answer) -> int:
+    """Bytes per layer of the intermediates that an answer keeps, in elements of 1: their order is all that counts."""
+    if not answer.way.pair:
+        return 0
+    sizes: Mapping[str, int] = answer.candidates[0].need.sizes
+    square = sizes["B"] * sizes["NH"] * sizes["T"] * sizes["T"]
+    weights = {"att": square, "qkvr": 3 * sizes["B"] * sizes["T"] * sizes["C"], "lse": 1}
+    return sum(weights.get(name, 0) for name in answer.saved)

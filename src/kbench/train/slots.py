@@ -1,0 +1,224 @@
+"""The slots of a training step: what has to be computed, by which families at which sizes, and how often.
+
+A slot is covered in one of several ways: by one fused family, or by several plain ones. Which way, which versions and
+which block sizes is the chooser's decision (`kbench.train.chooser`); how the buffers are connected is the step's
+(`kbench.train.step`), which asks for each need by its role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kbench.train.model import Model
+
+RECOMPUTE_LEVELS = (0, 1, 2)
+# Values of the last steps that the outlier test compares with, as the reference's training program has them.
+OUTLIER_WINDOW = 128
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a step is built for. batch B, seq T: of one micro-step. dtype: of weights and activations, or tf32.
+    micro_steps: how many gradients are added up before an update. steps: rows of the schedule.
+
+    recompute: 0 keeps all activations, 1 computes GELU again on the way back, 2 also the LayerNorms' outputs.
+    """
+
+    model: Model
+    batch: int
+    seq: int
+    dtype: str
+    micro_steps: int = 1
+    recompute: int = 1
+    steps: int = 1
+
+    @property
+    def storage(self) -> str:
+        return "fp32" if self.dtype == "tf32" else self.dtype
+
+
+@dataclass(frozen=True)
+class Need:
+    """One family at one problem. role: what the step asks for it by. times: launches of it per micro-step.
+
+    saves: intermediates that the version has to leave behind. alias: (input, output) that share memory here.
+    accumulate: whether later micro-steps run the same with the flag `accumulate` at 1.
+    """
+
+    role: str
+    family: str
+    sizes: Mapping[str, int]
+    dtype: str
+    times: int = 1
+    saves: tuple[str, ...] = ()
+    alias: tuple[str, str] | None = None
+
+    @property
+    def accumulates(self) -> bool:
+        return "accumulate" in self.sizes
+
+    @property
+    def problem(self) -> str:
+        return " ".join(f"{name}={size}" for name, size in self.sizes.items())
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of covering a slot. pair: its two needs are a forward and a backward version that must fit: what the
+    second reads of the first's intermediates, the first must save."""
+
+    name: str
+    needs: tuple[Need, ...]
+    pair: bool = False
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        return tuple(need.family for need in self.needs)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A part of the step. The first of its ways is the plainest."""
+
+    name: str
+    ways: tuple[Way, ...]
+
+
+def slots(shape: Shape, total: int) -> tuple[Slot, ...]:
+    """All slots of a step, in its order. total: elements of the flat array of parameters (`Layout.count`)."""
+    return (*_forward(shape), *_backward(shape), *_update(shape, total))
+
+
+def _forward(shape: Shape) -> tuple[Slot, ...]:
+    model, L, C = shape.model, shape.model.layers, shape.model.channels
+    sizes = {"B": shape.batch, "T": shape.seq, "C": C}
+    tokens = shape.batch * shape.seq
+    norms = 1 + (2 * L if shape.recompute == 2 else 0)
+    return (
+        _slot("encoder", Need("encoder", "encoder_forward", {**sizes, "V": model.padded_vocab}, shape.storage)),
+        _slot("layernorm", Need("layernorm", "layernorm_forward", sizes, shape.storage, norms)),
+        _slot("qkv", _linear("qkv", shape, C, 3 * C, L)),
+        Slot(
+            "attention", (Way("attention", (_attention("forward", shape), _attention("backward", shape)), pair=True),)
+        ),
+        _slot("attproj", _linear("attproj", shape, C, C, L)),
+        Slot(
+            "residual+layernorm",
+            (
+                Way(
+                    "apart",
+                    (
+                        Need("residual", "residual_forward", {"N": tokens * C}, shape.storage, 2 * L),
+                        Need("residual_layernorm", "layernorm_forward", sizes, shape.storage, 2 * L),
+                    ),
+                ),
+                Way("fused", (Need("fused_residual", "fused_residual_forward", sizes, shape.storage, 2 * L),)),
+            ),
+        ),
+        Slot(
+            "fc+gelu",
+            (
+                Way("apart", (_linear("fc", shape, C, 4 * C, L), _gelu("gelu", shape, L))),
+                Way("epilogue", (_linear("fc_gelu", shape, C, 4 * C, L, gelu=1, saves=("pre",)),)),
+            ),
+        ),
+        _slot("fcproj", _linear("fcproj", shape, 4 * C, C, L)),
+        _slot("logits", _linear("logits", shape, C, model.padded_vocab, 1, bias=0)),
+        Slot("classifier", _classifiers(shape)),
+    )
+
+
+def _backward(shape: Shape) -> tuple[Slot, ...]:
+    model, L, C = shape.model, shape.model.layers, shape.model.channels
+    sizes = {"B": shape.batch, "T": shape.seq, "C": C}
+    embedding = {**sizes, "V": model.padded_vocab, "accumulate": 1}
+    found = [
+        _slot("logits backward", _linear_backward("logits_backward", shape, C, model.padded_vocab, 1, bias=0)),
+        _slot(
+            "layernorm backward",
+            Need("layernorm_backward", "layernorm_backward", {**sizes, "accumulate": 0}, shape.storage, 2 * L + 1),
+        ),
+        Slot(
+            "fcproj+gelu backward",
+            (
+                Way(
+                    "apart",
+                    (
+                        _linear_backward("fcproj_backward", shape, 4 * C, C, L),
+                        Need(
+                            "gelu_backward", "gelu_backward", {"N": shape.batch * shape.seq * 4 * C}, shape.storage, L,
+                            alias=("dout", "dinp"),
+                        ),
+                    ),
+                ),
+                Way("epilogue", (_linear_backward("fcproj_gelu_backward", shape, 4 * C, C, L, gelu=1),)),
+            ),
+        ),
+        _slot("fc backward", _linear_backward("fc_backward", shape, C, 4 * C, L)),
+        _slot("attproj backward", _linear_backward("attproj_backward", shape, C, C, L)),
+        _slot("qkv backward", _linear_backward("qkv_backward", shape, C, 3 * C, L)),
+        # Always adds: the classifier's backward pass has written dwte before, and dwpe begins as 0.
+        _slot("encoder backward", Need("encoder_backward", "encoder_backward", embedding, shape.storage)),
+    ]  # fmt: skip
+    if shape.recompute:
+        found.append(_slot("gelu again", _gelu("gelu_again", shape, L)))
+    if shape.micro_steps > 1:
+        tokens = {"N": shape.batch * shape.seq}
+        found.append(_slot("loss sum", Need("loss_sum", "residual_forward", tokens, "fp32", alias=("inp1", "out"))))
+    return tuple(found)
+
+
+def _update(shape: Shape, total: int) -> tuple[Slot, ...]:
+    control = {"N": shape.batch * shape.seq, "S": shape.steps, "W": OUTLIER_WINDOW}
+    return (
+        _slot("global norm", Need("global_norm", "global_norm", {"N": total}, shape.storage)),
+        _slot("step control", Need("step_control", "step_control", control, "fp32")),
+        _slot("adamw", Need("adamw", "adamw", {"N": total, "training": 1}, shape.storage)),
+    )
+
+
+def _slot(name: str, need: Need) -> Slot:
+    return Slot(name, (Way("only", (need,)),))
+
+
+def _linear(
+    role: str, shape: Shape, C: int, OC: int, times: int, gelu: int = 0, bias: int = 1, saves: tuple[str, ...] = ()
+) -> Need:
+    sizes = {"B": shape.batch, "T": shape.seq, "C": C, "OC": OC, "gelu": gelu, "bias": bias}
+    return Need(role, "matmul_forward", sizes, shape.dtype, times, saves)
+
+
+def _linear_backward(role: str, shape: Shape, C: int, OC: int, times: int, gelu: int = 0, bias: int = 1) -> Need:
+    sizes = {"B": shape.batch, "T": shape.seq, "C": C, "OC": OC, "accumulate": 0, "gelu": gelu, "bias": bias}
+    return Need(role, "matmul_backward", sizes, shape.dtype, times)
+
+
+def _attention(direction: str, shape: Shape) -> Need:
+    model = shape.model
+    sizes = {"B": shape.batch, "T": shape.seq, "C": model.channels, "NH": model.heads}
+    return Need(f"attention_{direction}", f"attention_{direction}", sizes, shape.dtype, model.layers)
+
+
+def _gelu(role: str, shape: Shape, times: int) -> Need:
+    sizes = {"N": shape.batch * shape.seq * 4 * shape.model.channels}
+    return Need(role, "gelu_forward", sizes, shape.storage, times)
+
+
+def _classifiers(shape: Shape) -> tuple[Way, ...]:
+    """The fused classifier; its parts too where rows have no padding, which they know nothing of."""
+    model = shape.model
+    sizes = {"B": shape.batch, "T": shape.seq, "V": model.vocab}
+    fused = Need(
+        "classifier", "classifier_fused", {**sizes, "P": model.padded_vocab}, shape.storage, alias=("logits", "dlogits")
+    )
+    ways = [Way("fused", (fused,))]
+    if model.vocab == model.padded_vocab:
+        rows = {"N": shape.batch * shape.seq, "C": model.vocab}
+        parts = (
+            Need("softmax", "softmax_forward", rows, shape.storage),
+            Need("crossentropy", "crossentropy_forward", sizes, shape.storage),
+            Need("crossentropy_backward", "crossentropy_softmax_backward", sizes, shape.storage),
+        )
+        ways.insert(0, Way("apart", parts))
+    return tuple(ways)

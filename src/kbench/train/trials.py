@@ -1,0 +1,192 @@
+"""What a training step has to know of its kernels before it runs them: their times, and that they are right.
+
+Versions are swept at the very problems of the step. Large batches are swept in two rounds: all versions and block
+sizes with a batch of 1, then those that came near the fastest at the real size. What was swept and proven is remembered
+by the hash of the sources, so that a changed kernel is tried again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kbench.catalog import Catalog, kernel_folder
+from kbench.device.base import Device
+from kbench.device.cuda import cache
+from kbench.errors import WrongResult
+from kbench.jobs import Job
+from kbench.results.best import median
+from kbench.results.schema import Row
+from kbench.source import load_source
+from kbench.sweep import Bench
+from kbench.train.chooser import Chooser, Times
+from kbench.train.program import Use
+from kbench.train.slots import Need, Shape, Slot, slots
+
+# Of the first round's fastest: what is slower than this is not tried at the real size. Launches of a small problem end
+# in microseconds, where versions lie closer together than at large ones, so the limit errs on the safe side.
+_NEAR = 2.0
+# Block sizes per version that go into the second round: times are flat around the best.
+_BLOCKS = 3
+# Seconds that a row takes, reference and proof included, as seen on an H200; only to say what to expect.
+_ROW_SECONDS = 0.3
+
+Run = Callable[[Sequence[Job]], Iterator[Row]]
+
+
+@dataclass
+class Trials:
+    """Sweeps and proofs. open_bench: opens what rows run on; only when there are any, since it takes a second.
+
+    device: of the same kind. keep: called with the rows of every sweep, to store them. progress: makes a context whose
+    value is called after every row, from names of the rows.
+    """
+
+    open_bench: Callable[[], AbstractContextManager[Bench]]
+    device: Device
+    catalog: Catalog
+    note: Callable[[str], None]
+    keep: Callable[[Sequence[Row]], None]
+    progress: Callable[[Sequence[str]], AbstractContextManager[Callable[[], None]]]
+
+    def __post_init__(self) -> None:
+        self._opened = ExitStack()
+        self._bench: Bench | None = None
+        self._described = self.device.describe()
+
+    def close(self) -> None:
+        self._opened.close()
+        self._bench = None
+
+    # ------------------------------------------------------------------------------------------ sweeps
+
+    def missing(self, shape: Shape, total: int, chooser: Chooser, times: Times) -> list[Need]:
+        """Needs at whose problems not every eligible version has been swept, each problem once."""
+        found: dict[tuple[str, str, str], Need] = {}
+        for need in _needs(slots(shape, total)):
+            numbers = {version.number for version in chooser.eligible(need)}
+            if not numbers <= (set(times.of(need)) | self._swept(need, numbers)):
+                found.setdefault((need.family, need.dtype, need.problem), need)
+        return list(found.values())
+
+    def sweep(self, shape: Shape, total: int, chooser: Chooser, wanted: Sequence[Need]) -> None:
+        """Time what is missing, and remember it."""
+        chosen = self._first_round(shape, total, chooser, wanted) if shape.batch > 1 else {}
+        jobs = []
+        for need in wanted:
+            known = chosen.get(need.role)
+            for version in chooser.eligible(need):
+                blocks = version.blocks if known is None else known.get(version.number, ())
+                jobs += [_job(need, version, block, "time") for block in blocks]
+        rows = self._run(jobs, "sweeping the step's kernels")
+        self.keep(rows)
+        for row in rows:
+            if row.status == "pass":
+                self._remember_proof(_use(row))
+        for need in wanted:
+            for version in chooser.eligible(need):
+                cache.store("swept", self._key(need, version.number), {})
+
+    def _first_round(
+        self, shape: Shape, total: int, chooser: Chooser, wanted: Sequence[Need]
+    ) -> dict[str, dict[int, list[int]]]:
+        """By role: versions that are near the fastest with a batch of 1, with their best block sizes. A need that does
+        not grow with the batch is left out, and with it all versions with all block sizes are tried."""
+        small = {need.role: need for need in _needs(slots(replace(shape, batch=1), total))}
+        pairs = [(need, small[need.role]) for need in wanted if small[need.role].problem != need.problem]
+        jobs = [
+            _job(one, version, block, "time")
+            for need, one in pairs
+            for version in chooser.eligible(need)
+            for block in version.blocks
+        ]
+        rows = self._run(jobs, "sweeping all versions with a batch of 1")
+        by_problem: dict[tuple[str, str, str], dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
+        for row in rows:
+            if row.may_win:
+                by_problem[row.family, row.dtype, row.problem][row.version].append(row)
+        return {need.role: _near(by_problem[one.family, one.dtype, one.problem]) for need, one in pairs}
+
+    # ------------------------------------------------------------------------------------------ proofs
+
+    def prove(self, uses: Iterable[Use]) -> None:
+        """Prove every use that has not been proven at these sources. Raises WrongResult for one that is wrong."""
+        jobs = []
+        for use in dict.fromkeys(uses):
+            if cache.load("proof", self._proof_key(use)) is None:
+                version = self.catalog.version(use.family, use.version)
+                jobs.append(Job(use.family, use.version, version.idea, dict(use.sizes), use.dtype, use.block, "prove"))
+        for row in self._run(jobs, "proving the step's kernels"):
+            if row.status != "pass":
+                what = f"{row.family} version {row.version}, block size {row.block}, cannot train: {row.status}"
+                raise WrongResult(f"{what}: {row.reason}", row.reproduce)
+            self._remember_proof(_use(row))
+
+    def _remember_proof(self, use: Use) -> None:
+        cache.store("proof", self._proof_key(use), {})
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _run(self, jobs: Sequence[Job], doing: str) -> list[Row]:
+        if not jobs:
+            return []
+        self.note(f"{doing}: {len(jobs)} rows{self._expected(len(jobs))}")
+        if self._bench is None:
+            self._bench = self._opened.enter_context(self.open_bench())
+        rows = []
+        with self.progress([f"{job.family}:{job.version} block {job.block}" for job in jobs]) as advance:
+            for row in self._bench.rows(jobs):
+                rows.append(row)
+                advance()
+        return rows
+
+    def _expected(self, count: int) -> str:
+        seconds = count * _ROW_SECONDS
+        return f", about {seconds:.0f} s" if self.device.kind == "cuda" and seconds > 10 else ""
+
+    def _swept(self, need: Need, numbers: Iterable[int]) -> set[int]:
+        return {number for number in numbers if cache.load("swept", self._key(need, number)) is not None}
+
+    def _key(self, need: Need, number: int) -> dict[str, Any]:
+        return self._identity(need.family, number) | {"problem": need.problem, "dtype": need.dtype}
+
+    def _proof_key(self, use: Use) -> dict[str, Any]:
+        own = {"problem": str(use.problem), "dtype": use.dtype, "block": use.block}
+        return self._identity(use.family, use.version) | own
+
+    def _identity(self, family: str, number: int) -> dict[str, Any]:
+        """A version as it stands in its files, on this device with its compiler."""
+        path = Path(self.catalog[family].sources[number])
+        contract = path.with_suffix(".py").read_text(encoding="utf-8")
+        digest = load_source(path, (kernel_folder(),)).digest
+        device = {name: self._described.get(name) for name in ("name", "driver", "compiler", "options")}
+        return {"family": family, "version": number, "source": digest, "contract": contract, "device": device}
+
+
+def _needs(all_slots: Sequence[Slot]) -> Iterator[Need]:
+    for slot in all_slots:
+        for way in slot.ways:
+            yield from way.needs
+
+
+def _near(rows: dict[int, list[Row]]) -> dict[int, list[int]]:
+    """Versions within _NEAR of the fastest, each with its best block sizes."""
+    fastest = {number: min(map(median, group)) for number, group in rows.items()}
+    limit = _NEAR * min(fastest.values(), default=0.0)
+    return {
+        number: [row.block for row in sorted(group, key=median)[:_BLOCKS]]
+        for number, group in rows.items()
+        if fastest[number] <= limit
+    }
+
+
+def _job(need: Need, version: Any, block: int, purpose: str) -> Job:
+    return Job(need.family, version.number, version.idea, dict(need.sizes), need.dtype, block, purpose)
+
+
+def _use(row: Row) -> Use:
+    return Use(row.family, row.version, row.block, tuple(row.sizes.items()), row.dtype)
