@@ -16,7 +16,7 @@ CUDA := $(or $(strip $(EXTRA)),$(DRIVER_EXTRA),none)
 
 # Tests compile every kernel for GPUs, with or without one.
 RUN_EXTRAS := $(if $(filter none,$(CUDA)),,[$(CUDA)])
-TEST_EXTRAS := [dev,$(if $(filter none,$(CUDA)),nvrtc13,$(CUDA))]
+TEST_EXTRAS := [dev,data,$(if $(filter none,$(CUDA)),nvrtc13,$(CUDA))]
 
 ifeq ($(strip $(VENV)),)
 PY := PYTHONPATH=src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)

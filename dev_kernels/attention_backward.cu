@@ -6,7 +6,7 @@
 //     dv   = att^T dout                        a GEMM
 //     dpreatt[t, t3] = scale * sum over t2 <= t of att[t, t2] * ((t2 == t3) - att[t, t3]) * datt[t, t2]
 //     dq   = dpreatt k, dk = dpreatt^T q       two GEMMs
-// with scale = 1 / sqrt(HS), and dpreatt = 0 for t3 > t. All versions share the GEMMs, and differ in dpreatt.
+// with scale = 1 / sqrt(HS), and dpreatt = 0 for t3 > t. Versions 1 to 8 share the GEMMs, and differ in dpreatt.
 //
 // Versions ("+": what it adds to the one before):
 //
@@ -20,9 +20,13 @@
 //   7  simplified formula: dpreatt = scale * att * (datt - sum of att * datt), whose sum over t2 is the same for all
 //      t3: a block-wide sum, then one pass over the row
 //   8  + four rows per block, whose sums share a reduction; the longest rows first, 16-byte streaming loads
+//   9  + no splitting and merging: the GEMMs read inp and write dinp in place, by their strides; and dpreatt takes the
+//      place of datt, so that there is one (T, T) matrix less
+//  10  cuDNN's fused backward pass: one step of the plan, no kernel here, and no (T, T) matrix: att is computed again
+//      from q, k and the log-sum-exp that the forward pass left
 //
-// Every version writes all of dpreatt, the zeros above the diagonal included, and uses att and datt at or below the
-// diagonal only. Elements are stored as float, __nv_bfloat16 or __half; products and sums are float. Rows are as long
+// Every version but 10 writes all of dpreatt, the zeros above the diagonal included, and uses att and datt at or below
+// the diagonal only. Elements are stored as float, __nv_bfloat16 or __half; products and sums are float. Rows are as long
 // as T, whatever T is. Grids have one dimension: it alone may exceed 65535 blocks.
 #include "common.cuh"
 
@@ -224,7 +228,7 @@ softmax_backward5(Element* __restrict__ dpreatt, const Element* __restrict__ dat
     zero_right_of_diagonal(dpreatt, first, kColumns, T);
 }
 
-// ------------------------------------------------------------------------------------- 6 to 8: a block per row(s)
+// ------------------------------------------------------------------------------------- 6 to 9: a block per row(s)
 
 // One row; each thread has the columns threadIdx.x, threadIdx.x + BlockSize, ...
 template <class Element, int BlockSize>
@@ -342,11 +346,11 @@ __device__ inline void store_tile(Element* __restrict__ rows, const Tile<Element
 }
 
 // Rows 4 * group to 4 * group + 3 of one head. Seen in tiles, tile p < diagonal lies below the diagonal, tile
-// `diagonal` on it, the later ones above.
+// `diagonal` on it, the later ones above. dpreatt may be the memory of datt: a tile is read by the thread that writes
+// it, and before that.
 template <class Element, int BlockSize, bool Aligned>
-__global__ void __launch_bounds__(BlockSize)
-softmax_backward8(Element* __restrict__ dpreatt, const Element* __restrict__ datt, const Element* __restrict__ att,
-                  int T, float scale) {
+__device__ inline void backward_of_rows(Element* dpreatt, const Element* datt, const Element* att, int T,
+                                        float scale) {
     constexpr int kWidth = kTileColumns<Element, Aligned>;
     // Whether a thread's first tiles stay in registers. The compiler keeps them as floats: of 16-bit types, they are
     // too many for the 64 registers of each of 1024 threads.
@@ -399,7 +403,21 @@ softmax_backward8(Element* __restrict__ dpreatt, const Element* __restrict__ dat
     }
 }
 
-// ------------------------------------------------------------------------------------------------------- layouts
+template <class Element, int BlockSize, bool Aligned>
+__global__ void __launch_bounds__(BlockSize)
+softmax_backward8(Element* __restrict__ dpreatt, const Element* __restrict__ datt, const Element* __restrict__ att,
+                  int T, float scale) {
+    backward_of_rows<Element, BlockSize, Aligned>(dpreatt, datt, att, T, scale);
+}
+
+// datt -> dpreatt in place.
+template <class Element, int BlockSize, bool Aligned>
+__global__ void __launch_bounds__(BlockSize)
+softmax_backward9(Element* dpreatt, const Element* __restrict__ att, int T, float scale) {
+    backward_of_rows<Element, BlockSize, Aligned>(dpreatt, dpreatt, att, T, scale);
+}
+
+// -------------------------------------------------------------------------------------------- layouts of 1 to 8
 
 // dvaccum (B, NH, T, HS) = dout (B, T, NH, HS). One block per token; N consecutive elements per access.
 template <class Element, int N>

@@ -1,4 +1,5 @@
-"""Backward pass of causal attention from its attention matrix: gradients of q, k and v from the gradient of the output.
+"""Backward pass of causal attention: gradients of q, k and v from the gradient of the output, and from the attention
+matrix or, where that is computed again, the log-sum-exp of its rows.
 
 datt = dout v^T,  dv = att^T dout,  dpreatt = softmax backward of datt,  dq = dpreatt k,  dk = dpreatt^T q
 """
@@ -17,11 +18,13 @@ from kbench.family import (
     Expected,
     Family,
     Gemm,
+    Heads,
     Launch,
     Matrix,
     Problem,
     Props,
     Rule,
+    SdpaBackward,
     Step,
     Tensor,
     Version,
@@ -31,6 +34,7 @@ from kbench.family import (
 )
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16")
+SIXTEEN_BITS = ("bf16", "fp16")
 
 # Elements of attention matrices that are worked on at once in numpy: 8 MB in float64, so temporaries stay in the cache.
 SLICE = 1 << 20
@@ -38,7 +42,7 @@ SLICE = 1 << 20
 # The two kernels that only move data are the same in all versions; the block size of a version is not theirs.
 LAYOUT_BLOCK = 256
 PACKET = {"fp32": 4, "bf16": 8, "fp16": 8}  # elements of 16 bytes
-ROWS_PER_BLOCK = 4  # of softmax_backward8
+ROWS_PER_BLOCK = 4  # of softmax_backward8 and 9
 COLUMNS_PER_WARP = 8  # of softmax_backward4 and 5
 
 
@@ -52,8 +56,12 @@ def _tensors(problem: Problem) -> tuple[Tensor, ...]:
     qkv = ("part", "b", "h", "t", "d")
     return (
         Tensor("dout", (B, T, C), dtype, "in", ("b", "t", "c"), draw=normal(0.1, 0.7)),
-        Tensor("qkvr", (3, *heads), dtype, "in", qkv, draw=normal(-0.1, 0.9)),
+        Tensor("inp", (B, T, 3 * C), dtype, "in", ("b", "t", "c"), draw=normal(-0.1, 0.9)),
+        # What the forward pass leaves. Each version reads of it what it needs.
+        Tensor("qkvr", (3, *heads), dtype, "in", qkv, draw=derived(lambda drawn: _split(drawn, NH))),
         Tensor("att", square, dtype, "in", ("b", "h", "t", "t2"), draw=derived(_attention)),
+        Tensor("out", (B, T, C), dtype, "in", ("b", "t", "c"), draw=derived(_output)),
+        Tensor("lse", (B, NH, T), "fp32", "in", ("b", "h", "t"), draw=derived(_log_sum_exp)),
         Tensor("dvaccum", heads, dtype, "out", ("b", "h", "t", "d"), intermediate=True, exact=True),
         Tensor(
             "datt", square, dtype, "out", ("b", "h", "t", "t2"), intermediate=True,
@@ -75,22 +83,61 @@ def _slices(heads: int, T: int) -> Iterator[slice]:
     return (slice(start, min(start + step, heads)) for start in range(0, heads, step))
 
 
-def _attention(drawn: Mapping[str, Array]) -> Array:
-    """Causal softmax of q k^T / sqrt(HS), in float32, as a forward pass leaves it: (B, NH, T, T)."""
+def _split(drawn: Mapping[str, Array], NH: int) -> Array:
+    """inp (B, T, 3, NH, HS) as queries, keys and values: (3, B, NH, T, HS)."""
+    B, T, per_token = drawn["inp"].shape
+    return drawn["inp"].reshape(B, T, 3, NH, per_token // (3 * NH)).transpose(2, 0, 3, 1, 4)
+
+
+def _forward(drawn: Mapping[str, Array]) -> Iterator[tuple[slice, Array, Array]]:
+    """Of some heads at a time: which, the causal softmax of q k^T / sqrt(HS) (heads, T, T), and the logarithm of the
+    sum of exponentials of each row (heads, T, 1). In float32, as a forward pass computes them."""
     import numpy as np  # here, so that `kbench list` need not wait for it
 
     q, k = (np.asarray(part, np.float32) for part in drawn["qkvr"][:2])
     B, NH, T, HS = q.shape
     q, k = q.reshape(B * NH, T, HS), k.reshape(B * NH, T, HS)
     above = _above_diagonal(T, np)
-    att = np.empty((B * NH, T, T), np.float32)
     for heads in _slices(B * NH, T):
-        scores = np.matmul(q[heads] / np.float32(math.sqrt(HS)), k[heads].transpose(0, 2, 1), out=att[heads])
+        scores = np.matmul(q[heads] / np.float32(math.sqrt(HS)), k[heads].transpose(0, 2, 1))
         scores[:, above] = -np.inf
-        scores -= scores.max(axis=2, keepdims=True)
+        largest = scores.max(axis=2, keepdims=True)
+        scores -= largest
         np.exp(scores, out=scores)
-        scores /= scores.sum(axis=2, keepdims=True)
-    return att.reshape(B, NH, T, T)
+        sums = scores.sum(axis=2, keepdims=True)
+        scores /= sums
+        yield heads, scores, largest + np.log(sums)
+
+
+def _attention(drawn: Mapping[str, Array]) -> Array:
+    """(B, NH, T, T)."""
+    import numpy as np
+
+    _, B, NH, T, _ = drawn["qkvr"].shape
+    att = np.empty((B * NH, T, T), np.float32)
+    for heads, probabilities, _ in _forward(drawn):
+        att[heads] = probabilities
+    return att
+
+
+def _output(drawn: Mapping[str, Array]) -> Array:
+    """(B, T, C), from probabilities that have not been rounded to 16 bits."""
+    import numpy as np
+
+    v = np.asarray(drawn["qkvr"][2], np.float32)
+    B, NH, T, HS = v.shape
+    v = v.reshape(B * NH, T, HS)
+    out = np.empty_like(v)
+    for heads, probabilities, _ in _forward(drawn):
+        np.matmul(probabilities, v[heads], out=out[heads])
+    return out.reshape(B, NH, T, HS).transpose(0, 2, 1, 3)
+
+
+def _log_sum_exp(drawn: Mapping[str, Array]) -> Array:
+    """(B, NH, T)."""
+    import numpy as np
+
+    return np.concatenate([lse for _, _, lse in _forward(drawn)])
 
 
 # -------------------------------------------------------------------------------------------- reference
@@ -110,11 +157,18 @@ class _Bounds:
     What is stored in 16 bits has a relative error of up to u, of which the check counts one for each output. One more
     is allowed, so that a right version, whose errors do reach u, stays below 60% of its bound. Where the stored number
     goes on into sums, its error is spread evenly, with a standard deviation of 0.6 u: `STORED` u are 7 of them.
+
+    The reference takes att as it was stored. In 16 bits, versions may do without it, and compute it again: that differs
+    by the rounding of the stored one, and by another if the new one is rounded before it is multiplied (`again`). They
+    take sum(att datt) of a row for sum(dout out), whose out was rounded. None of this is allowed in fp32.
     """
 
     BIAS = 2.0
     SPREAD = 8.0
     STORED = 4.0
+    # Rounding in fp32, in units of its u, of a probability that is computed again from a score and the log-sum-exp: of
+    # both of them, of their difference, and of a constant and a product in the argument of the exponential.
+    ARGUMENT = 8.0
     # Below this magnitude, the spacing of a type stays the same.
     SMALLEST_NORMAL = {"fp16": 2.0**-14, "bf16": 2.0**-126}
 
@@ -138,6 +192,26 @@ class _Bounds:
             return error + rounded
         return self.xp.sqrt(error * error + (self.STORED * rounded) ** 2)
 
+    def joined(self, *errors: Array) -> Array:
+        """Of a sum of numbers with these errors, which are independent."""
+        if self.error.structured:
+            return sum(errors)
+        return self.xp.sqrt(sum(error * error for error in errors))
+
+    def again(self, q: Array, k: Array, att: Array, lse: Array, scale: float) -> Array:
+        """What sums have to expect of att, computed again: its error, above the diagonal 0. A score of HS products is
+        off by what accumulating them costs, and so is the log-sum-exp, by that of the row's scores."""
+        below = (~_above_diagonal(att.shape[1], self.xp)).astype(att.dtype)
+        scores = self.xp.matmul(q, k.transpose(0, 2, 1))
+        scores *= scale * below
+        scores += scores.max(axis=2, keepdims=True) + abs(lse)
+        scores *= self.error.accumulation(q.shape[2]) + self.ARGUMENT * self.error.fp32
+        scores *= att
+        roundings = 2.0 if self.error.structured else math.sqrt(2.0) * self.STORED
+        scores += (roundings * self.stored) * (att + self.smallest)
+        scores *= below
+        return scores
+
     def accumulated(self, terms: int, magnitude: Array) -> Array:
         """Error of adding `terms` products in fp32: `magnitude` is the sum of their magnitudes. Each product may be
         rounded before it is added."""
@@ -150,7 +224,7 @@ class _Bounds:
         return self.xp.sqrt(self.xp.matmul(a * a, b * b))
 
     def row_sum(self, a: Array, b: Array) -> Array:
-        """As `sum`, of row times row: (heads, T, T) twice to (heads, T, 1)."""
+        """As `sum`, of row times row: (heads, T, n) twice to (heads, T, 1)."""
         if self.error.structured:
             return self.xp.einsum("htu,htu->ht", a, b)[..., None]
         return self.xp.sqrt(self.xp.einsum("htu,htu->ht", a * a, b * b))[..., None]
@@ -178,6 +252,8 @@ def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel,
     douts = xp.ascontiguousarray(inputs["dout"].reshape(B, T, NH, HS).transpose(0, 2, 1, 3)).reshape(heads, T, HS)
     qkvr = inputs["qkvr"].reshape(3, heads, T, HS)
     atts = inputs["att"].reshape(heads, T, T)
+    lses = inputs["lse"].reshape(heads, T, 1)
+    outs = inputs["out"].reshape(B, T, NH, HS).transpose(0, 2, 1, 3).reshape(heads, T, HS)
 
     values = {
         "datt": xp.empty((heads, T, T)), "dpreatt": xp.empty((heads, T, T)), "dqkvr": xp.empty((3, heads, T, HS)),
@@ -190,7 +266,7 @@ def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel,
             (values["datt"][h], values["dpreatt"][h], values["dqkvr"][:, h]),
             (bounds["datt"][h], bounds["dpreatt"][h], bounds["dqkvr"][:, h]),
         )
-        _some_heads(douts[h], qkvr[:, h], atts[h], scale, part, of, xp)
+        _some_heads(douts[h], qkvr[:, h], (atts[h], outs[h], lses[h]), scale, part, of, xp)
 
     shapes = {"datt": (B, NH, T, T), "dpreatt": (B, NH, T, T), "dqkvr": (3, B, NH, T, HS)}
     expected = {
@@ -201,10 +277,13 @@ def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel,
     return {**expected, "dvaccum": Expected(douts.reshape(B, NH, T, HS)), "dinp": Expected(*merged)}
 
 
-def _some_heads(dout: Array, qkv: Array, att: Array, scale: float, out: Any, of: _Bounds, xp: Any) -> None:
-    """Fill `out` = (values, bounds), each (datt, dpreatt, dqkvr), for some heads."""
-    (datt, dpreatt, dqkv), (datt_bound, dpreatt_bound, dqkv_bound) = out
-    q, k, v = qkv
+def _some_heads(
+    dout: Array, qkv: Array, saved: tuple[Array, Array, Array], scale: float, to: Any, of: _Bounds, xp: Any
+) -> None:
+    """Fill `to` = (values, bounds), each (datt, dpreatt, dqkvr), for some heads. saved: att, out and lse of the forward
+    pass."""
+    (datt, dpreatt, dqkv), (datt_bound, dpreatt_bound, dqkv_bound) = to
+    (q, k, v), (att, out, lse) = qkv, saved
     T = att.shape[1]
     turned = (0, 2, 1)
 
@@ -212,15 +291,17 @@ def _some_heads(dout: Array, qkv: Array, att: Array, scale: float, out: Any, of:
     xp.matmul(dout, v.transpose(turned), out=datt)
     row_sum = xp.einsum("htu,htu->ht", att, datt)[..., None]
     xp.subtract(datt, row_sum, out=dpreatt)
+    # Bounds need three digits, not sixteen.
+    single = xp.float32
+    difference = abs(dpreatt).astype(single) if of.stored else None
     dpreatt *= att
     dpreatt *= scale
     xp.matmul(dpreatt, k, out=dqkv[0])
     xp.matmul(dpreatt.transpose(turned), q, out=dqkv[1])
     xp.matmul(att.transpose(turned), dout, out=dqkv[2])
 
-    # Bounds need three digits, not sixteen.
-    single = xp.float32
-    q, k, v, dout = (abs(part).astype(single) for part in (q, k, v, dout))
+    signed_k = k.astype(single)
+    q, k, v, dout, out = (abs(part).astype(single) for part in (q, k, v, dout, out))
     att = att.astype(single)
     spread = of.gemm(dout, v.transpose(turned))
     magnitude = abs(datt).astype(single)
@@ -231,8 +312,13 @@ def _some_heads(dout: Array, qkv: Array, att: Array, scale: float, out: Any, of:
     # Versions that add up att * (indicator - att) * datt term by term round each factor of a term: 4 more roundings.
     further = of.accumulated(T, magnitude + row_magnitude) + 4.0 * of.error.fp32 * (magnitude + row_magnitude)
     further += of.row_sum(att, carried)
+    again, of_row = None, 0.0
+    if difference is not None:
+        again = of.again(q, k, att, lse.astype(single), scale)
+        stored = of.carried(xp.zeros_like(out), of.rounded(out))
+        of_row = of.joined(of.row_sum(again, magnitude), of.row_sum(stored, dout))
     att_scaled = att * single(scale)
-    carried = (carried + further) * att_scaled
+    carried = (carried + further + of_row) * att_scaled
     further += spread
     further += 2.0 * rounded  # the stored datt comes in once: allowed twice over, as above
     further *= att_scaled
@@ -240,9 +326,16 @@ def _some_heads(dout: Array, qkv: Array, att: Array, scale: float, out: Any, of:
     rounded = of.rounded(magnitude)
     dpreatt_bound[...] = further + rounded + of.bias(1, dpreatt)
     carried = of.carried(carried, rounded)
+    if again is not None:
+        difference *= again
+        difference *= single(scale)
+        carried = of.joined(carried, difference)
     dqkv_bound[0] = of.gemm(magnitude, k, carried) + of.bias(2, dqkv[0])
+    # An error of sum(dout out) is the same for all of its row, so in dq its signs are not independent.
+    dqkv_bound[0] += of_row * abs(xp.matmul(att_scaled, signed_k))
     dqkv_bound[1] = of.gemm(magnitude.transpose(turned), q, carried.transpose(turned)) + of.bias(2, dqkv[1])
-    dqkv_bound[2] = of.gemm(att.transpose(turned), dout) + of.bias(1, dqkv[2])
+    dqkv_bound[2] = of.gemm(att.transpose(turned), dout, None if again is None else again.transpose(turned))
+    dqkv_bound[2] += of.bias(1, dqkv[2])
     dqkv_bound += of.rounded(abs(dqkv).astype(single))
 
 
@@ -253,7 +346,7 @@ Softmax = Callable[[Problem, int], Launch]
 
 
 def _pipeline(softmax: Softmax) -> Callable[[Problem, int, Props], tuple[Step, ...]]:
-    """The steps that all versions share, around a version's own kernel for dpreatt."""
+    """The steps that versions 1 to 8 share, around a version's own kernel for dpreatt."""
 
     def plan(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
         B, T, C, NH = (problem[name] for name in ("B", "T", "C", "NH"))
@@ -322,9 +415,79 @@ def _softmax_by_row(kernel: str) -> Softmax:
 
 
 def _softmax8(problem: Problem, block: int) -> Launch:
+    return _softmax(problem, _by_four_rows("softmax_backward8", problem, block), _groups_of_rows(problem), block)
+
+
+def _by_four_rows(kernel: str, problem: Problem, block: int) -> str:
     aligned = "true" if problem["T"] % PACKET[problem.storage] == 0 else "false"
-    blocks = problem["B"] * problem["NH"] * ceil_div(problem["T"], ROWS_PER_BLOCK)
-    return _softmax(problem, f"softmax_backward8<{problem.c_type}, {block}, {aligned}>", blocks, block)
+    return f"{kernel}<{problem.c_type}, {block}, {aligned}>"
+
+
+def _groups_of_rows(problem: Problem) -> int:
+    return problem["B"] * problem["NH"] * ceil_div(problem["T"], ROWS_PER_BLOCK)
+
+
+def _plan9(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
+    """Heads lie HS apart within a token, sequences T tokens. One stride leads from one member of a batch to the next,
+    so a GEMM takes all heads of a sequence or all sequences of a head, whichever are more."""
+    B, T, C, NH = (problem[name] for name in ("B", "T", "C", "NH"))
+    HS = C // NH
+    by_sequence = NH >= B
+    count, batch = (B, NH) if by_sequence else (NH, B)
+
+    def packed(tensor: str, parts: int, index: int, i: int, transpose: bool = False) -> Matrix:
+        """Part `index` of the `parts` parts of every token, for batch i."""
+        sequence = T * parts * C
+        offset, stride = (i * sequence, HS) if by_sequence else (i * HS, sequence)
+        return Matrix(tensor, T, HS, ld=parts * C, offset=offset + index * C, stride=stride, transpose=transpose)
+
+    def square(tensor: str, i: int, transpose: bool = False) -> Matrix:
+        offset, stride = (i * NH, 1) if by_sequence else (i, NH)
+        return Matrix(tensor, T, T, offset=offset * T * T, stride=stride * T * T, transpose=transpose)
+
+    def gemm(a: Matrix, b: Matrix, out: Matrix) -> Gemm:
+        return Gemm(a, b, out, problem.dtype, batch=batch)
+
+    def dv(i: int) -> Gemm:
+        return gemm(square("att", i, transpose=True), packed("dout", 1, 0, i), packed("dinp", 3, 2, i))
+
+    def datt(i: int) -> Gemm:
+        return gemm(packed("dout", 1, 0, i), packed("inp", 3, 2, i, transpose=True), square("dpreatt", i))
+
+    def dq(i: int) -> Gemm:
+        return gemm(square("dpreatt", i), packed("inp", 3, 1, i), packed("dinp", 3, 0, i))
+
+    def dk(i: int) -> Gemm:
+        return gemm(square("dpreatt", i, transpose=True), packed("inp", 3, 0, i), packed("dinp", 3, 1, i))
+
+    softmax = Launch(
+        _by_four_rows("softmax_backward9", problem, block),
+        (_groups_of_rows(problem),),
+        (block,),
+        ("dpreatt", "att", T, 1.0 / math.sqrt(HS)),
+    )
+    batches = range(count)
+    return (*map(dv, batches), *map(datt, batches), softmax, *map(dq, batches), *map(dk, batches))
+
+
+LARGEST_HEAD = 128  # that cuDNN's backward pass takes on every GPU; on some it takes 256
+
+
+def _plan10(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
+    B, T, C, NH = (problem[name] for name in ("B", "T", "C", "NH"))
+    HS = C // NH
+
+    def packed(tensor: str, parts: int = 1, index: int = 0) -> Heads:
+        return Heads(tensor, T * parts * C, HS, parts * C, index * C)
+
+    q, k, v = (packed("inp", 3, index) for index in range(3))
+    dq, dk, dv = (packed("dinp", 3, index) for index in range(3))
+    scale = 1.0 / math.sqrt(HS)
+    return (SdpaBackward(q, k, v, packed("out"), packed("dout"), dq, dk, dv, (B, NH, T, HS), scale, stats="lse"),)
+
+
+def _head_size(problem: Problem) -> int:
+    return problem["C"] // problem["NH"]
 
 
 IDEAS: tuple[tuple[str, Softmax], ...] = (
@@ -345,7 +508,33 @@ IDEAS: tuple[tuple[str, Softmax], ...] = (
 )
 
 
+VERSIONS = (
+    *(
+        Version(number, idea, _pipeline(softmax), DTYPES, needs=("qkvr", "att"))
+        for number, (idea, softmax) in enumerate(IDEAS, start=1)
+    ),
+    Version(
+        9, "as 8, no splitting and merging: GEMMs read inp and write dinp in place, dpreatt in place of datt", _plan9,
+        DTYPES, needs=("att",),
+    ),
+    Version(
+        # No kernel of ours: the block size is only a number in the table.
+        10, "cuDNN's fused backward pass: no (T, T) matrix", _plan10, SIXTEEN_BITS, fixed=128, needs=("lse",),
+        gpu_only="it is cuDNN's attention",
+        rules=(
+            Rule("head size divisible by 8", lambda problem: _head_size(problem) % 8 == 0),
+            Rule(f"head size of at most {LARGEST_HEAD}", lambda problem: _head_size(problem) <= LARGEST_HEAD),
+        ),
+    ),
+)  # fmt: skip
+
+
 # ----------------------------------------------------------------------------------------------- family
+
+
+def _traffic(problem: Problem) -> float:
+    """inp and dout are read and dinp is written: all else that versions read can be computed from these."""
+    return float(sum(tensor.nbytes for tensor in _tensors(problem) if tensor.name in ("inp", "dout", "dinp")))
 
 
 def _shape(
@@ -369,22 +558,23 @@ CHECK_SHAPES = (
     _shape(1, 136, 16, 1, "aligned rows in 16 bits, too, one packet of eight past 128"),
     _shape(1, 257, 3, 1, "a long odd row", (1, 2, 3, 4, 5), 128),
     _shape(1, 1024, 4, 1, "a long row: several tiles per thread", (6, 7, 8), 64),
+    _shape(3, 37, 16, 2, "more sequences than heads, prime length, head size 8", (9, 10), 128),
+    _shape(2, 97, 192, 3, "prime length, head size 64, within and across tiles of 64", (9, 10), 128),
+    _shape(1, 130, 128, 1, "one head of the largest size, two past 128", (9, 10), 128),
 )
 
 FAMILY = Family(
     name="attention_backward",
-    summary="backward pass of causal attention from its attention matrix",
+    summary="backward pass of causal attention, from its attention matrix or its log-sum-exp",
     sizes={"B": "batch size", "T": "sequence length", "C": "channels", "NH": "number of heads"},
     dtypes=DTYPES,
     presets={"default": {"B": 4, "T": 1024, "C": 768, "NH": 12}, "small": {"B": 2, "T": 64, "C": 64, "NH": 4}},
     check_shapes=CHECK_SHAPES,
     tensors=_tensors,
     reference=_reference,
-    versions=tuple(
-        Version(number, idea, _pipeline(softmax), DTYPES, needs=("att",))
-        for number, (idea, softmax) in enumerate(IDEAS, start=1)
-    ),
+    versions=VERSIONS,
     rules=(Rule("C divisible by NH", lambda problem: problem["C"] % problem["NH"] == 0),),
     # Four products of T x T x HS per head, of which the causal half is useful.
     flops=lambda problem: 4.0 * problem["B"] * problem["T"] ** 2 * problem["C"],
+    traffic=_traffic,
 )

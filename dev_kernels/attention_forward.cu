@@ -12,7 +12,7 @@
 //      step aside, to see what is saved by not storing the matrix, before GEMMs, which need it, do the products
 //   3  two GEMMs, and a kernel for each of the other steps: split the heads, scale and mask, softmax, merge the heads
 //   4  + scale, mask and softmax in one kernel: a warp per row, up to the diagonal, online: maximum and sum in one pass
-//   5  + a row is read once, and waits in registers for its maximum and sum; 16-bit types only
+//   5  + a row is read once, and waits in registers for its maximum and sum
 //   6  + no splitting and merging: the GEMMs read inp and write out in place, by their strides
 //  10  cuDNN's fused attention: one step of the plan, no kernel here
 //
@@ -278,8 +278,7 @@ template <class Element, bool Aligned>
 __global__ void __launch_bounds__(kMaxBlock)
 softmax5(Element* __restrict__ att, const Element* __restrict__ preatt, int heads, int T, float scale2) {
     constexpr int kPacket = Packet<Element>::size, kStep = kWarpSize * kPacket;
-    constexpr int kHeld = 4;  // packets per lane that wait in registers: rows of up to 1024 elements of 16 bits
-    static_assert(kPacket == 8, "elements of 16 bits");
+    constexpr int kHeld = 32 / kPacket;  // packets per lane that wait in registers: rows of up to 1024 elements
     const WarpRow row(heads, T);
     if (row.t < 0) return;
     const int size = row.t + 1;

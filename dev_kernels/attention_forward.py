@@ -426,12 +426,12 @@ VERSIONS = (
         _between_layouts(_softmax_by_warp("softmax4")), DTYPES, BLOCK_SIZES, saves=("qkvr", "att"),
     ),
     Version(
-        5, "as 4, a row is read once, and waits in registers; 16-bit types only",
-        _between_layouts(_softmax_by_warp("softmax5")), SIXTEEN_BITS, BLOCK_SIZES, saves=("qkvr", "att"),
+        5, "as 4, a row is read once, and waits in registers",
+        _between_layouts(_softmax_by_warp("softmax5")), DTYPES, BLOCK_SIZES, saves=("qkvr", "att"),
     ),
     Version(
         6, "as 5, no splitting and merging: the GEMMs read inp and write out in place", _plan6,
-        SIXTEEN_BITS, BLOCK_SIZES, saves=("att",),
+        DTYPES, BLOCK_SIZES, saves=("att",),
     ),
     Version(
         # No kernel of ours: the block size is only a number in the table.

@@ -17,8 +17,10 @@
 //   4  as 2, 16 bytes per access in every type, streaming
 //   5  one block per row, read once: it waits in shared memory for its second pass, while asynchronous copies bring the
 //      next row; packets begin at the first sector of each row, and none needs a guard for V
+//   6  as 5, made for gradients in place of the logits and a matrix product after it: the last row first, and stores
+//      that stay in L2, so that the product, which begins with row 0, finds the newest rows there
 //
-// Where a row does not fit into shared memory, 5 reads it twice, the second time backwards.
+// Where a row does not fit into shared memory, 5 and 6 read it twice, the second time backwards.
 //
 // dlogits may be the same memory as logits, so pointers are not __restrict__, and two orders matter: the logit of the
 // target is read before a barrier that all writes of the row come after, and an element of the second pass is read by
@@ -176,7 +178,7 @@ classifier_fused4(T* dlogits, float* losses, const T* logits, const int* targets
                                                  dlosses[row], V, P);
 }
 
-// ------------------------------------------------------------------------------------------- 5: each row read once
+// ------------------------------------------------------------------------------------- 5 and 6: each row read once
 
 // As RowGradient, with nothing to compare per element: the one element that is the target's is computed apart.
 struct PacketGradient {
@@ -191,13 +193,17 @@ struct PacketGradient {
     __device__ float elsewhere(float logit) const { return __expf(logit - largest) * scale; }
 };
 
-// The packet of a row's gradient that begins at `column`, from that of its logits.
-template <class T>
+// The packet of a row's gradient that begins at `column`, from that of its logits. Streaming: nobody reads it soon.
+template <bool Streaming, class T>
 __device__ inline void store_gradient(T* packet, const Packet<T>& logits, int column, const PacketGradient& gradient) {
     Packet<T> computed;
 #pragma unroll
     for (int i = 0; i < Packet<T>::size; ++i) computed[i] = from_float<T>(gradient.elsewhere(to_float(logits[i])));
-    store_packet_streaming(packet, computed);
+    if constexpr (Streaming) {
+        store_packet_streaming(packet, computed);
+    } else {
+        store_packet(packet, computed);
+    }
     // Over the packet, by the same thread.
     const int target = gradient.target - column;
     if (0 <= target && target < Packet<T>::size) packet[target] = from_float<T>(gradient.of_target);
@@ -208,36 +214,45 @@ __device__ inline void store_edge(T* result, float logit, int column, const Pack
     result[column] = from_float<T>(column == gradient.target ? gradient.of_target : gradient.elsewhere(logit));
 }
 
-template <class T>
+template <bool Streaming, class T>
 __device__ inline void zero_padding(T* result, int V, int P) {
-    for (int i = V + threadIdx.x; i < P; i += blockDim.x) __stcs(result + i, from_float<T>(0.0f));
+    const T zero = from_float<T>(0.0f);
+    for (int i = V + threadIdx.x; i < P; i += blockDim.x) {
+        if constexpr (Streaming) {
+            __stcs(result + i, zero);
+        } else {
+            result[i] = zero;
+        }
+    }
 }
 
-// Rows blockIdx.x, blockIdx.x + gridDim.x, ... one after the other. In round i a block reads its row i and stores the
-// gradient of its row i - 1, packet by packet in the same steps: memory reads and writes all the time, and each byte
-// once. Round 0 stores nothing, and the round after the last row reads nothing.
-template <class T, int Ahead>
-__global__ void __launch_bounds__(kMaxBlock)
-classifier_fused5(T* dlogits, float* losses, const T* logits, const int* targets, const float* dlosses, int rows, int V,
-                  int P) {
+// Rows blockIdx.x, blockIdx.x + gridDim.x, ... one after the other, counted from the last one if Backwards (version 6).
+// In round i a block reads its row i and stores the gradient of its row i - 1, packet by packet in the same steps:
+// memory reads and writes all the time, and each byte once. Round 0 stores nothing, and the round after the last row
+// reads nothing.
+template <class T, int Ahead, bool Backwards>
+__device__ inline void classify_rows(T* dlogits, float* losses, const T* logits, const int* targets,
+                                     const float* dlosses, int rows, int V, int P) {
     extern __shared__ int4 held[];
     const int thread = threadIdx.x, threads = blockDim.x;
-    RowRing<T, Ahead> ring(held, logits, P, rows, V);
+    const auto place_of = [=](Offset row) { return Backwards ? rows - 1 - row : row; };
+    RowRing<T, Ahead> ring(held, logits + place_of(0) * P, Backwards ? -Offset(P) : Offset(P), rows, V);
     const int end = steps_of<T>(V) * threads;
     RowParts<T> last;  // the row whose gradient is stored
     PacketGradient gradient;
     float last_edge = 0.0f;
-    int target = targets[blockIdx.x];
+    int target = targets[place_of(blockIdx.x)];
 
     for (Offset row = blockIdx.x; row < Offset(rows) + gridDim.x; row += gridDim.x) {
         const bool loads = row < rows, stores = row >= gridDim.x;
-        const T* const source = logits + row * P;
-        T* const result = dlogits + (row - gridDim.x) * P;
+        const Offset place = place_of(row);
+        const T* const source = logits + place * P;
+        T* const result = dlogits + place_of(row - gridDim.x) * P;
         const RowParts<T> next = loads ? RowParts<T>(source, V) : RowParts<T>();
-        const float dloss = loads ? dlosses[row] : 0.0f;
+        const float dloss = loads ? dlosses[place] : 0.0f;
         const float logit_of_target = loads ? to_float(source[target]) : 0.0f;
         // A round early: an address that is itself waited for would hold up the round.
-        const int next_target = row + gridDim.x < rows ? targets[row + gridDim.x] : 0;
+        const int next_target = row + gridDim.x < rows ? targets[place_of(row + gridDim.x)] : 0;
         const float next_edge = thread < next.edges ? to_float(source[next.edge(thread)]) : 0.0f;
         int column = last.head + thread * Packet<T>::size;
         SoftmaxSum mine;
@@ -245,30 +260,44 @@ classifier_fused5(T* dlogits, float* losses, const T* logits, const int* targets
             Packet<T> leaving;
             if (p < last.packets) leaving = packet_of<T>(ring.leaving());
             ring.refill();
-            if (p < last.packets) store_gradient(result + column, leaving, column, gradient);
+            if (p < last.packets) store_gradient<!Backwards>(result + column, leaving, column, gradient);
             column += threads * Packet<T>::size;
             const int4& arrived = ring.arrived();
             if (p < next.packets) mine.add(packet_of<T>(arrived));
         }
         if (thread < last.edges) store_edge(result, last_edge, last.edge(thread), gradient);
-        if (stores) zero_padding(result, V, P);
+        if (stores) zero_padding<!Backwards>(result, V, P);
         if (thread < next.edges) mine.add(next_edge);
 
         const SoftmaxSum all = block_merge(mine);  // a barrier: the target's logit has been read
-        if (loads && thread == 0) losses[row] = loss_of(all, logit_of_target);
+        if (loads && thread == 0) losses[place] = loss_of(all, logit_of_target);
         last = next, last_edge = next_edge, gradient = PacketGradient(all, logit_of_target, dloss, target);
         target = next_target;
     }
 }
 
+template <class T, int Ahead>
+__global__ void __launch_bounds__(kMaxBlock)
+classifier_fused5(T* dlogits, float* losses, const T* logits, const int* targets, const float* dlosses, int rows, int V,
+                  int P) {
+    classify_rows<T, Ahead, false>(dlogits, losses, logits, targets, dlosses, rows, V, P);
+}
+
+template <class T, int Ahead>
+__global__ void __launch_bounds__(kMaxBlock)
+classifier_fused6(T* dlogits, float* losses, const T* logits, const int* targets, const float* dlosses, int rows, int V,
+                  int P) {
+    classify_rows<T, Ahead, true>(dlogits, losses, logits, targets, dlosses, rows, V, P);
+}
+
 // Rows that do not fit into shared memory are read twice, the second time backwards: what was read last is the
 // likeliest still in L2.
-template <class T>
+template <class T, bool Backwards>
 __global__ void __launch_bounds__(kMaxBlock)
-classifier_fused5_long(T* dlogits, float* losses, const T* logits, const int* targets, const float* dlosses, int V,
-                       int P) {
+classifier_fused_long(T* dlogits, float* losses, const T* logits, const int* targets, const float* dlosses, int V,
+                      int P) {
     const int thread = threadIdx.x, threads = blockDim.x;
-    const Offset row = blockIdx.x;
+    const Offset row = Backwards ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
     const T* const source = logits + row * P;
     T* const result = dlogits + row * P;
     const RowParts<T> parts(source, V);
@@ -300,9 +329,9 @@ classifier_fused5_long(T* dlogits, float* losses, const T* logits, const int* ta
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             const int p = first + i * threads, column = parts.head + p * Packet<T>::size;
-            if (p < parts.packets) store_gradient(result + column, loaded[i], column, gradient);
+            if (p < parts.packets) store_gradient<!Backwards>(result + column, loaded[i], column, gradient);
         }
     }
     if (thread < parts.edges) store_edge(result, edge, parts.edge(thread), gradient);
-    zero_padding(result, V, P);
+    zero_padding<!Backwards>(result, V, P);
 }

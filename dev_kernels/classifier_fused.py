@@ -164,15 +164,20 @@ def _plan3(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     return _launch(problem, f"classifier_fused3<{problem.c_type}>", problem["B"] * problem["T"], block)
 
 
-def _plan5(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
+def _read_once(number: int, backwards: str) -> Callable[[Problem, int, Props], tuple[Step, ...]]:
     """As many blocks as run at the same time, with rows in shared memory; else a block per row."""
-    rows = problem["B"] * problem["T"]
-    ring = row_ring(problem["V"] * ITEM_SIZES[problem.storage], block, props)
-    if ring is None:
-        return _launch(problem, f"classifier_fused5_long<{problem.c_type}>", rows, block)
-    blocks, ahead, shared = ring
-    grid = min(rows, blocks * props.multiprocessors)
-    return _launch(problem, f"classifier_fused5<{problem.c_type}, {ahead}>", grid, block, rows, shared=shared)
+
+    def plan(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
+        rows = problem["B"] * problem["T"]
+        ring = row_ring(problem["V"] * ITEM_SIZES[problem.storage], block, props)
+        if ring is None:
+            return _launch(problem, f"classifier_fused_long<{problem.c_type}, {backwards}>", rows, block)
+        blocks, ahead, shared = ring
+        grid = min(rows, blocks * props.multiprocessors)
+        kernel = f"classifier_fused{number}<{problem.c_type}, {ahead}>"
+        return _launch(problem, kernel, grid, block, rows, shared=shared)
+
+    return plan
 
 
 # ----------------------------------------------------------------------------------------------- family
@@ -199,15 +204,16 @@ CHECK_SHAPES = (
     _shape(1, 3, 32, 33, "an aligned number of logits in rows that are not"),
     _shape(1, 2, 250, 252, "groups of four are aligned, packets of 16-bit numbers are not; padding in a group"),
     _shape(1, 2, 257, 264, "one past a block of 256, aligned rows"),
+    _shape(2, 3, 1, 128, "one logit, all of whose losses are 0, and a lot of padding", None, 128),
     _shape(5, 13, 17, 19, "more rows than a block has warps, an odd number", (1,), 64),
-    _shape(3, 7, 17, 19, "more short rows than blocks run at the same time", (5,), 1024),
-    _shape(1, 7, 9001, 9003, "rows shorter than what is loaded ahead, more than run at the same time", (5,), 1024),
-    _shape(2, 2, 37003, 37009, "long rows, which leave room to load three steps ahead", (5,), 1024),
-    _shape(2, 2, 45061, 45064, "longer rows, which leave room for one step", (5,), 1024),
+    _shape(3, 7, 17, 19, "more short rows than blocks run at the same time", (5, 6), 1024),
+    _shape(1, 7, 9001, 9003, "rows shorter than what is loaded ahead, more than run at the same time", (5, 6), 1024),
+    _shape(2, 2, 37003, 37009, "long rows, which leave room to load three steps ahead", (5, 6), 1024),
+    _shape(2, 2, 45061, 45064, "longer rows, which leave room for one step", (5, 6), 1024),
     _shape(1, 1, 1031, 1031, "a prime number of logits: several of every thread", None, 64),
-    _shape(3, 5, 1093, 1096, "aligned rows, more than a batch of packets per thread", (5,), 32),
+    _shape(3, 5, 1093, 1096, "aligned rows, more than a batch of packets per thread", (5, 6), 32),
     _shape(1, 1, 2053, 2056, "a long row", (2, 3, 4), 1024),
-    _shape(1, 2, 117001, 117003, "rows that do not fit into shared memory in any type", (5,), 1024),
+    _shape(1, 2, 117001, 117003, "rows that do not fit into shared memory in any type", (5, 6), 1024),
 )
 
 IN_PLACE = (("logits", "dlogits"),)
@@ -241,7 +247,11 @@ FAMILY = Family(
         ),
         Version(
             5, "one block per row, read once: it waits in shared memory while copies bring the next",
-            _plan5, DTYPES, aliases=IN_PLACE,
+            _read_once(5, "false"), DTYPES, aliases=IN_PLACE,
+        ),
+        Version(
+            6, "as 5, the last row first and stores that stay in L2: the product after it finds the newest rows there",
+            _read_once(6, "true"), DTYPES, aliases=IN_PLACE,
         ),
     ),
     rules=(Rule("P at least V", lambda problem: problem["P"] >= problem["V"]),),

@@ -4,10 +4,11 @@
 // There is one version:
 //
 //   1  four packets of 16 bytes per thread, whose loads are under way together: the tensor is one line of packets,
-//      wherever rows begin, so all accesses are aligned
+//      wherever rows begin, so all accesses are aligned; a thread divides once, and then finds the rows of its packets
+//      by comparing
 //
-// dlogits may be the same memory as probs, so pointers are not __restrict__; a thread reads all its packets before it
-// writes any.
+// dlogits may be the same memory as probs, so these two are not __restrict__; a thread reads all its packets before it
+// writes any. Loads and stores have no streaming hints: with four packets per thread, they make this kernel slower.
 #include "common.cuh"
 
 constexpr int kMaxBlock = 1024;  // keeps the kernel, which takes any block size, at 65536 / 1024 registers or below
@@ -43,42 +44,48 @@ __device__ inline void replace_by_gradient(Packet<T>& packet, Offset row, unsign
 }
 
 template <class T>
-__global__ void __launch_bounds__(kMaxBlock)
-crossentropy_softmax_backward1(T* dlogits, const T* probs, const int* targets, const float* dlosses, int rows, int V) {
+__global__ void __launch_bounds__(kMaxBlock, 1)
+crossentropy_softmax_backward1(T* dlogits, const T* probs, const int* __restrict__ targets,
+                               const float* __restrict__ dlosses, int rows, int V) {
     constexpr int kPacket = Packet<T>::size;
     constexpr int kBatch = 4;  // packets per thread
-    // The division by V is of 64 bits for a block, and of 32 bits for a packet.
     const Offset count = Offset(rows) * V;
     const Offset block_start = Offset(blockIdx.x) * blockDim.x * (kBatch * kPacket);
-    const Offset block_row = block_start / V;
-    const unsigned block_column = unsigned(block_start - block_row * V);
-    const auto within_block = [](int i) { return (i * blockDim.x + threadIdx.x) * kPacket; };
+    // From here on in 32 bits: a thread's packets are `step` elements apart, from `first` of the block's on. `left` is
+    // what there is from that element on, as far as the block may reach: at most 2^15 elements.
+    const int step = blockDim.x * kPacket, first = threadIdx.x * kPacket;
+    const int left = int(min(count - block_start, Offset(kBatch * step))) - first;
+    const T* const from = probs + block_start + first;
+    T* const to = dlogits + block_start + first;
 
     Packet<T> packets[kBatch] = {};
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-        const Offset start = block_start + within_block(i);
-        if (start + kPacket <= count) {
-            packets[i] = load_packet_streaming(probs + start);
+        if (i * step + kPacket <= left) {
+            packets[i] = load_packet(from + i * step);
         } else {
 #pragma unroll
             for (int j = 0; j < kPacket; ++j) {
-                if (start + j < count) packets[i][j] = probs[start + j];
+                if (i * step + j < left) packets[i][j] = from[i * step + j];
             }
         }
     }
+
+    // The one division of 64 bits, by V, is of the block's start. Where rows are longer than what a block has, most
+    // threads need no other one.
+    Offset row = block_start / V;
+    unsigned column = unsigned(block_start - row * V) + first;
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-        const Offset start = block_start + within_block(i);
-        if (start >= count) return;
-        const unsigned column = block_column + within_block(i);
-        replace_by_gradient(packets[i], block_row + column / V, column % V, targets, dlosses, rows, V);
-        if (start + kPacket <= count) {
-            store_packet_streaming(dlogits + start, packets[i]);
+    for (int i = 0; i < kBatch; ++i, column += step) {
+        if (i * step >= left) return;
+        if (column >= unsigned(V)) row += column / V, column %= V;
+        replace_by_gradient(packets[i], row, column, targets, dlosses, rows, V);
+        if (i * step + kPacket <= left) {
+            store_packet(to + i * step, packets[i]);
         } else {
 #pragma unroll
             for (int j = 0; j < kPacket; ++j) {
-                if (start + j < count) dlogits[start + j] = packets[i][j];
+                if (i * step + j < left) to[i * step + j] = packets[i][j];
             }
         }
     }

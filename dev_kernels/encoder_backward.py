@@ -7,6 +7,9 @@ from typing import Any
 
 from kbench.family import (
     ITEM_SIZES,
+    PACKET_BYTES,
+    POWERS_OF_TWO,
+    WARP,
     Array,
     CheckShape,
     ErrorModel,
@@ -17,6 +20,7 @@ from kbench.family import (
     Problem,
     Props,
     Ref,
+    Rule,
     Step,
     Tensor,
     Version,
@@ -149,6 +153,108 @@ def _plan2(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     return _steps(problem, f"encoder_backward2<{problem.c_type}>", problem["C"], block)
 
 
+# ------------------------------------------------------------------------------------------------ sorted
+
+DIGIT_BITS = 8  # of tokens, sorted by in one pass
+DIGITS = 1 << DIGIT_BITS  # and threads of a block that sorts
+JOIN_BLOCK = 4 * WARP  # kJoinWarps of encoder_backward.cu
+
+BLOCKS3 = POWERS_OF_TWO[:-1]  # up to kMaxBlock of encoder_backward.cu
+
+# Sorted positions that a warp adds up. Shorter pieces: more parts of runs to be joined; longer ones: more rounds of
+# loads that wait for one another, and a warp has a lane for each. A multiprocessor has 25 warps of 80 registers a
+# thread at the same time: a few more keep it busy to the end.
+SHORTEST_PIECE, LONGEST_PIECE = 8, WARP
+WARPS_PER_MULTIPROCESSOR = 32
+
+
+def _passes(V: int) -> int:
+    """Digits that tells tokens apart. At least one: a pass also writes what is read later."""
+    return max(1, ceil_div((V - 1).bit_length(), DIGIT_BITS))
+
+
+def _tile_bits(positions: int, props: Props) -> int:
+    """Positions of a block that sorts are 2 to this power: no less than it has threads, and as many as leave no more
+    blocks than multiprocessors, since every block adds up the counts of all."""
+    bits = DIGIT_BITS
+    while ceil_div(positions, 1 << bits) > props.multiprocessors:
+        bits += 1
+    return bits
+
+
+def _stripes(problem: Problem) -> int:
+    """Parts of a row that a warp has a packet per lane of."""
+    return ceil_div(problem["C"] * ITEM_SIZES[problem.storage], PACKET_BYTES * WARP)
+
+
+def _piece(problem: Problem, props: Props) -> int:
+    """Positions in a piece: the most that leave a piece to every warp that runs at the same time."""
+    positions, stripes = problem["B"] * problem["T"], _stripes(problem)
+    length = LONGEST_PIECE
+    while (
+        length > SHORTEST_PIECE
+        and ceil_div(positions, length) * stripes < WARPS_PER_MULTIPROCESSOR * props.multiprocessors
+    ):
+        length //= 2
+    return length
+
+
+def _scratch3(problem: Problem, block: int, props: Props) -> tuple[Tensor, ...]:
+    positions = problem["B"] * problem["T"]
+    tiles = ceil_div(positions, 1 << _tile_bits(positions, props))
+    pieces, lanes = ceil_div(positions, _piece(problem, props)), _stripes(problem) * WARP
+    width = lanes * PACKET_BYTES // ITEM_SIZES[problem.storage]
+    return (
+        Tensor("tokens", (2, positions), "int32", "scratch", ("order", "position")),
+        Tensor("rows", (2, positions), "int32", "scratch", ("order", "position")),
+        Tensor("counts", (_passes(problem["V"]), tiles, DIGITS), "int32", "scratch", ("pass", "tile", "digit")),
+        Tensor("parts", (pieces, 2, width), "fp32", "scratch", ("piece", "began before", "c")),
+    )
+
+
+def _sort(problem: Problem, props: Props) -> tuple[tuple[Step, ...], int]:
+    """The steps that sort, and which of the two orders holds the result."""
+    positions, passes = problem["B"] * problem["T"], _passes(problem["V"])
+    bits = _tile_bits(positions, props)
+    tiles = ceil_div(positions, 1 << bits)
+    steps = [Launch("count_digits", (tiles,), (DIGITS,), ("counts", "inp", positions, bits, passes))]
+    for number in range(passes):
+        source, target = positions * ((number + 1) % 2), positions * (number % 2)
+        first, last = number == 0, number == passes - 1
+        kernel = f"sort_by_digit<{str(first).lower()}, {str(last).lower()}>"
+        args = (
+            Ref("tokens", target),
+            Ref("rows", target),
+            Ref("counts", 0 if last else (number + 1) * tiles * DIGITS),
+            "inp" if first else Ref("tokens", source),
+            Ref("rows", source),
+            Ref("counts", number * tiles * DIGITS),
+            positions,
+            bits,
+            number,
+        )
+        steps.append(Launch(kernel, (tiles,), (DIGITS,), args))
+    return tuple(steps), (passes - 1) % 2
+
+
+def _plan3(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
+    B, T, C, accumulate = (problem[name] for name in ("B", "T", "C", "accumulate"))
+    positions, stripes, length = B * T, _stripes(problem), _piece(problem, props)
+    packet = PACKET_BYTES // ITEM_SIZES[problem.storage]
+    types = f"<{problem.c_type}, {'true' if C % packet == 0 else 'false'}>"
+    sort, order = _sort(problem, props)
+    tokens, rows = (Ref(name, order * positions) for name in ("tokens", "rows"))
+    pieces = ceil_div(positions, length)
+    place_blocks = ceil_div(T * ceil_div(C, packet), block)
+    grid = place_blocks + ceil_div(pieces * stripes, block // WARP)
+    args = ("dwte", "dwpe", "parts", "dout", tokens, rows, B, T, C, length, stripes, place_blocks, accumulate)
+    add = Launch(f"encoder_backward3{types}", (grid,), (block,), args)
+    join_args = ("dwte", "parts", tokens, positions, C, length, stripes, accumulate)
+    join = Launch(f"join_parts{types}", (pieces * stripes,), (JOIN_BLOCK,), join_args)
+    clear = () if accumulate else (Fill(Ref("dwte")),)
+    return (*clear, *sort, add, *((join,) if pieces > 1 else ()))
+
+
 # ----------------------------------------------------------------------------------------------- family
 
 
@@ -181,6 +287,13 @@ FAMILY = Family(
         CheckShape(_sizes(4, 37, 24, 50), "aligned rows, whole groups of two batch rows, tokens that repeat"),
         CheckShape(_sizes(9, 31, 33, 300, 0), "prime length, one channel past 32, few repetitions"),
         CheckShape(_sizes(2, 3, 1032, 4), "more channels than a block has threads"),
+        CheckShape(_sizes(3, 263, 1, 300), "two digits, blocks that sort more positions than they have threads", (3,)),
+        CheckShape(_sizes(3, 263, 5, 1, 0), "one token, of over 32 parts", (3,), (32, 256)),
+        CheckShape(_sizes(2, 171, 16, 3), "few tokens, of several parts each; aligned", (3,), (64, 512)),
+        CheckShape(
+            _sizes(5, 613, 1, 70), "pieces of as many positions as a warp has lanes, the last one shorter", (3,), (128,)
+        ),
+        CheckShape(_sizes(2, 150, 2, 70001, 0), "three digits", (3,), (512,)),
     ),
     tensors=_tensors,
     reference=_reference,
@@ -199,6 +312,15 @@ FAMILY = Family(
             _plan2,
             DTYPES,
             scratch=_scratch,
+        ),
+        Version(
+            3,
+            "positions sorted by token on the device, those of one token added up in registers: deterministic and fast",
+            _plan3,
+            DTYPES,
+            BLOCKS3,
+            scratch=_scratch3,
+            rules=(Rule("B * T at most 2^30", lambda problem: problem["B"] * problem["T"] <= 1 << 30),),
         ),
     ),
     traffic=_traffic,

@@ -44,16 +44,18 @@ struct alignas(sizeof(Element) * N) Channels {
 // A thread has N channels of one t, and `Rows` neighbouring values of b. In the order of threads, channels come first,
 // then t, so that a warp reads and writes whole stretches of rows.
 // More rows need more registers, and bring more bytes under way than a second block would.
-template <class Element, int N, int Rows>
-__global__ void __launch_bounds__(1024, Rows > 1 ? 1 : 2)
+// Index: unsigned where that can number all threads, since the first load waits for divisions, which take several times
+// as long in 64 bits; else Offset.
+template <class Element, int N, int Rows, class Index>
+__global__ void __launch_bounds__(1024, Rows > 2 ? 1 : 2)
 encoder_forward3(Element* __restrict__ out, const int* __restrict__ inp, const Element* __restrict__ wte,
                  const Element* __restrict__ wpe, int B, int T, int C) {
     using Part = Channels<Element, N>;
-    const int per_row = C / N;
-    const Offset thread = Offset(blockIdx.x) * blockDim.x + threadIdx.x;
-    const Offset group = thread / per_row;  // of rows: all t of the first values of b, then of the next
-    const int c = thread % per_row * N, t = group % T;
-    const Offset b = group / T * Rows;
+    const Index per_row = C / N;
+    const Index thread = Index(blockIdx.x) * blockDim.x + threadIdx.x;
+    const Index group = thread / per_row;  // of rows: all t of the first values of b, then of the next
+    const int c = int(thread % per_row) * N, t = int(group % Index(T));
+    const Offset b = Offset(group / Index(T)) * Rows;
     if (b >= B) return;
     const int rows = min(Offset(Rows), B - b);
 

@@ -89,8 +89,9 @@ def _plan3(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     per_row = T * (C // width)
     few = B * per_row <= props.multiprocessors * props.threads_per_multiprocessor
     rows = 1 if few or B < ROWS_PER_THREAD else ROWS_PER_THREAD
-    kernel = f"encoder_forward3<{problem.c_type}, {width}, {rows}>"
-    return _launch(kernel, ceil_div(B, rows) * per_row, block, B, T, C)
+    threads = ceil_div(B, rows) * per_row
+    index = "unsigned" if threads + block <= 1 << 32 else "Offset"
+    return _launch(f"encoder_forward3<{problem.c_type}, {width}, {rows}, {index}>", threads, block, B, T, C)
 
 
 # ----------------------------------------------------------------------------------------------- family

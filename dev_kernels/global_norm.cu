@@ -9,6 +9,7 @@
 //   3  as 1, 16 bytes per load, two loads under way in each thread
 //   4  + no atomics: one partial sum per block, and a second kernel adds them up in an order that never changes; four
 //      loads under way
+//   5  as 4, one kernel: the last block to end adds up the blocks' sums
 //
 // The length may be any: what is left after the last whole packet is added element by element. Sums are fp32.
 #include "common.cuh"
@@ -108,6 +109,41 @@ __global__ void __launch_bounds__(kMaxBlock)
 add_partials(float* __restrict__ out, const float* __restrict__ partials, int count) {
     float sum = 0.0f;
     for (int i = threadIdx.x; i < count; i += blockDim.x) sum += partials[i];
+    sum = any_block_sum(sum);
+    if (threadIdx.x == 0) *out = sum;
+}
+
+// ---------------------------------------------------------------------------------- 5: the last block adds them up
+
+// As `add_partials`, in the last block that comes here with the sum of its own; `counter` starts as 0. Partial sums are
+// read past L1, which is not kept coherent with what other multiprocessors write. Which block is the last differs from
+// run to run, but not what it adds up, nor in which order. The 2: as many blocks as the grid counts on must fit.
+template <class T>
+__global__ void __launch_bounds__(kMaxBlock, 2)
+global_norm5(float* __restrict__ out, const T* __restrict__ data, Offset count, float* __restrict__ partials,
+             unsigned* __restrict__ counter) {
+    __shared__ bool last;
+    const float of_block = any_block_sum(packet_squares<4>(data, count));
+    if (threadIdx.x == 0) {
+        partials[blockIdx.x] = of_block;
+        __threadfence();  // the partial sum is visible before the block is counted
+        last = atomicAdd(counter, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last) return;
+    __threadfence();  // no partial sum is read before all blocks were counted
+    constexpr int kBatch = 4;  // loads under way: else each would wait for the sum before it
+    float sum = 0.0f;
+    for (unsigned first = threadIdx.x; first < gridDim.x; first += kBatch * blockDim.x) {
+        float batch[kBatch];
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+            const unsigned i = first + k * blockDim.x;
+            batch[k] = i < gridDim.x ? __ldcg(partials + i) : 0.0f;
+        }
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) sum += batch[k];
+    }
     sum = any_block_sum(sum);
     if (threadIdx.x == 0) *out = sum;
 }

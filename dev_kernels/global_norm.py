@@ -98,9 +98,19 @@ def _plan4(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     )
 
 
+def _plan5(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
+    grid = (_blocks(problem, block, props, _elements(5, problem)),)
+    args = ("out", "data", problem["N"], "partials", "counter")
+    return Fill(Ref("counter")), Launch(f"global_norm5<{problem.c_type}>", grid, (block,), args)
+
+
 def _partials(problem: Problem, block: int, props: Props) -> tuple[Tensor, ...]:
     blocks = _blocks(problem, block, props, _elements(4, problem))
     return (Tensor("partials", (blocks,), "fp32", "scratch", ("block",)),)
+
+
+def _partials_and_counter(problem: Problem, block: int, props: Props) -> tuple[Tensor, ...]:
+    return (*_partials(problem, block, props), Tensor("counter", (1,), "uint32", "scratch", ("k",)))
 
 
 # ----------------------------------------------------------------------------------------------- family
@@ -127,6 +137,10 @@ VERSIONS = (
         4, "as 3, no atomics: a second kernel adds up the blocks' sums; four loads under way",
         _plan4, scratch=_partials,
     ),
+    _version(
+        5, "as 4, one kernel: the last block to end adds up the blocks' sums",
+        _plan5, scratch=_partials_and_counter,
+    ),
 )  # fmt: skip
 
 
@@ -144,7 +158,7 @@ CHECK_SHAPES = (
     _shape(1031, "prime: packets and a rest"),
     _shape(4613, "prime: several elements per thread, a block of packets"),
     _shape(40008, "more packets than the emulator has threads, no rest", None, (64, 256, 1024)),
-    _shape(300007, "prime: several rounds of loads per thread, and a rest", (3, 4), (32, 768)),
+    _shape(300007, "prime: several rounds of loads per thread, and a rest", (3, 4, 5), (32, 768)),
 )
 
 FAMILY = Family(

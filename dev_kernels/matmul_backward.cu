@@ -3,12 +3,16 @@
 // From dout (N, OC):
 //     dinp    = dout weight                    a GEMM
 //     dweight = dout^T inp     (or += it)      a GEMM
-//     dbias   = sums over the rows of dout     the kernels below
+//     dbias   = sums over the rows of dout     the kernels below; where there is a bias
 //
-// There is one version:
+// Where inp came out of GELU, dinp is the gradient of what went into it, pre: it is multiplied by gelu'(pre).
+//
+// Versions:
 //
 //   1  two GEMMs of the library; column sums in two stages, coalesced, without atomics: blocks sum stretches of rows,
-//      where neighbouring threads have neighbouring channels, then a small kernel adds up the stretches, all in fp32
+//      where neighbouring threads have neighbouring channels, then a small kernel adds up the stretches, all in fp32.
+//      GELU's derivative has a kernel of its own, in place
+//   2  as 1, GELU's derivative in the epilogue of the GEMM for dinp, which is written once, and not read again
 //
 // Whether dweight and dbias are replaced or added to is up to the flag `accumulate`.
 #include "common.cuh"
@@ -78,5 +82,35 @@ add_stretches(Element* __restrict__ dbias, const float* __restrict__ partials, i
 #pragma unroll
         for (int warp = 0; warp < kWarps; ++warp) total += of_warp[warp][lane_index()];
         dbias[o] = from_float<Element>(total);
+    }
+}
+
+// With u = s (x + c x^3), s = sqrt(2 / pi), c = 0.044715, and h = (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)):
+// gelu(x) = x h, and h' = 2 h (1 - h) u'. The fast division is 2 ulp off, and 0 for divisors above 2^126, as it should be.
+__device__ inline float gelu_slope(float x) {
+    constexpr float kSlope = 0.7978845608f, kCubic = 0.044715f;
+    const float square = x * x;
+    const float h = __fdividef(1.0f, 1.0f + expf(-2.0f * kSlope * x * (1.0f + kCubic * square)));
+    return h + x * (2.0f * h * (1.0f - h)) * (kSlope * (1.0f + 3.0f * kCubic * square));
+}
+
+// dinp *= gelu'(pre). A thread has one packet; what is left of the last one goes element by element.
+template <class Element>
+__global__ void __launch_bounds__(kBlock)
+multiply_by_gelu_slope(Element* __restrict__ dinp, const Element* __restrict__ pre, Offset count) {
+    constexpr int kPacket = Packet<Element>::size;
+    const Offset first = (Offset(blockIdx.x) * kBlock + threadIdx.x) * kPacket;
+    if (first + kPacket <= count) {
+        Packet<Element> values = load_packet(dinp + first);
+        const Packet<Element> x = load_packet_streaming(pre + first);
+#pragma unroll
+        for (int i = 0; i < kPacket; ++i) {
+            values[i] = from_float<Element>(to_float(values[i]) * gelu_slope(to_float(x[i])));
+        }
+        store_packet(dinp + first, values);
+    } else {
+        for (Offset i = first; i < count; ++i) {
+            dinp[i] = from_float<Element>(to_float(dinp[i]) * gelu_slope(to_float(pre[i])));
+        }
     }
 }

@@ -13,11 +13,14 @@
 //   8  + warps 8 packets wide and 4 rows deep: shuffles in place of atomics in shared memory; more blocks across and
 //      fewer down, so fewer atomics still
 //   9  + no atomics at all: every block writes a row of sums, and version 4's kernel adds up the rows
+//  10  + no second kernel where dout is small: warps 4 packets wide and 8 rows deep, and blocks that have all rows of
+//      their channels, so that nothing is left to join. Half lines are read more slowly than whole ones, but a small
+//      dout is read before a second kernel has started. A large one takes the path of 9
 //
-// Numbers follow the ladder that these versions are known by; there is no 6. Where one block has all rows of its
-// channels, 8 and 9 write dbias at once.
+// Numbers follow the ladder that these versions are known by; there is no 6. 8 and 9, too, write dbias at once where
+// their grid leaves all rows of a channel to one block.
 //
-// Channels may be any number: where rows do not begin at multiples of 16 bytes, 7 to 9 load their packets element by
+// Channels may be any number: where rows do not begin at multiples of 16 bytes, 7 to 10 load their packets element by
 // element, and two rows at a time. Sums are fp32 throughout, across blocks too, and are rounded once.
 #include "common.cuh"
 
@@ -74,7 +77,7 @@ matmul_backward_bias3(T* __restrict__ dbias, const T* __restrict__ dout, int row
 
 // ----------------------------------------------------------------------- 4 and 5: neighbouring channels, coalesced
 
-// Versions 5 and 7 to 9 use this, too: to add the fp32 sums of their blocks, as rows of a small matrix, to dbias.
+// Versions 5 and 7 to 10 use this, too: to add the fp32 sums of their blocks, as rows of a small matrix, to dbias.
 template <class T, class Source>
 __global__ void __launch_bounds__(kMaxBlock, 1)
 matmul_backward_bias4(T* __restrict__ dbias, const Source* __restrict__ dout, int rows, int OC, bool accumulate) {
@@ -105,7 +108,7 @@ matmul_backward_bias5(float* __restrict__ sums, const T* __restrict__ dout, int 
     atomicAdd(sums + channel, sum);
 }
 
-// ------------------------------------------------------------------------------------------------ 7 to 9: packets
+// ----------------------------------------------------------------------------------------------- 7 to 10: packets
 
 // Adds `count` rows of a packet of channels, at most N; all of their loads are under way at the same time. Whole: count
 // is N. If not, the last row is loaded again in place of those past it, and masked: a branch would wait for one load
@@ -169,20 +172,16 @@ matmul_backward_bias7(float* __restrict__ sums, const T* __restrict__ dout, int 
     }
 }
 
-// The part of dout that the lanes of a warp load at once.
-struct WarpShape {
-    static constexpr int depth = 4;                   // rows
-    static constexpr int across = kWarpSize / depth;  // packets of each: a whole line of 128 bytes
-};
-
 // The sums of this block's channels over this block's share of the rows: `store(channel, sum)` for each channel.
-template <bool Aligned, class T, class Store>
+// Across: packets of a row that the lanes of a warp load at once. Eight are a whole line of 128 bytes; four are half of
+// one, and make twice as many blocks.
+template <bool Aligned, int Across = 8, class T, class Store>
 __device__ inline void block_columns(const T* __restrict__ dout, int rows, int OC, Store store) {
-    constexpr int kDepth = WarpShape::depth, kAcross = WarpShape::across;
-    constexpr int kPacket = Packet<T>::size, kChannels = kAcross * kPacket;
+    constexpr int kDepth = kWarpSize / Across;  // rows that they load at once
+    constexpr int kPacket = Packet<T>::size, kChannels = Across * kPacket;
     __shared__ float of_warp[kMaxWarps][kChannels];
     const int warps = blockDim.x / kWarpSize, warp = warp_index();
-    const int across = lane_index() % kAcross, depth = lane_index() / kAcross;
+    const int across = lane_index() % Across, depth = lane_index() / Across;
     const int first = blockIdx.x * kChannels;
 
     float sums[kPacket] = {};
@@ -192,7 +191,7 @@ __device__ inline void block_columns(const T* __restrict__ dout, int rows, int O
     for (int k = 0; k < kPacket; ++k) {
         // Over the lanes of different depth. All lanes take part, also those that had no channel or no row.
 #pragma unroll
-        for (int distance = kAcross; distance < kWarpSize; distance *= 2) {
+        for (int distance = Across; distance < kWarpSize; distance *= 2) {
             sums[k] += __shfl_xor_sync(kFullWarp, sums[k], distance);
         }
         if (depth == 0) of_warp[warp][across * kPacket + k] = sums[k];
@@ -218,10 +217,10 @@ matmul_backward_bias9(float* __restrict__ partials, const T* __restrict__ dout, 
     block_columns<Aligned>(dout, rows, OC, [=](int channel, float sum) { own[channel] = sum; });
 }
 
-// Versions 8 and 9 where one block has all rows of its channels: nothing is left to join.
-template <class T, bool Aligned>
+// A block has all rows of its channels. Versions 8 and 9 use this, too, with whole lines.
+template <class T, bool Aligned, int Across>
 __global__ void __launch_bounds__(kMaxBlock, 1)
-matmul_backward_bias_whole(T* __restrict__ dbias, const T* __restrict__ dout, int rows, int OC, bool accumulate) {
-    block_columns<Aligned>(dout, rows, OC,
-                           [=](int channel, float sum) { store_sum(dbias, channel, sum, accumulate); });
+matmul_backward_bias10(T* __restrict__ dbias, const T* __restrict__ dout, int rows, int OC, bool accumulate) {
+    block_columns<Aligned, Across>(dout, rows, OC,
+                                   [=](int channel, float sum) { store_sum(dbias, channel, sum, accumulate); });
 }

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kbench.family import (
+    ITEM_SIZES,
     WARP,
     Array,
     CheckShape,
@@ -31,8 +32,9 @@ DTYPES = ("bf16", "fp32", "fp16")
 BLOCK_SIZES = (32, 64, 128, 256, 512, 768, 1024)
 
 PACKET = {"fp32": 4, "bf16": 8, "fp16": 8}  # elements in 16 bytes
-DEPTH = 4  # rows that a warp of versions 8 and 9 has at a time
-# A thread of versions 7 to 9: what __launch_bounds__ leaves it, and eight packets under way need most of that.
+DEPTH = 4  # rows that a warp of versions 8 and 9 has at a time: of each, a line of 128 bytes
+DEEPER = 8  # of version 10: half of a line
+# A thread of versions 7 to 10: what __launch_bounds__ leaves it, and eight packets under way need most of that.
 REGISTERS = 64
 MOST_WARPS = 32  # in a block
 MOST_DOWN = 65535  # blocks in the second dimension of a grid
@@ -117,14 +119,24 @@ def _grid(problem: Problem, block: int, channels: int, rows: int, threads: int) 
 
 def _packets_grid(problem: Problem, block: int, props: Props, depth: int) -> tuple[int, int]:
     """The grid of versions 7 to 9: all blocks are resident at once, so that none is left over for a second round."""
-    resident = min(props.threads_per_multiprocessor, props.registers_per_multiprocessor // REGISTERS)
-    channels = WARP // depth * PACKET[problem.storage]
-    return _grid(problem, block, channels, block // WARP * depth, props.multiprocessors * resident)
+    return _grid(problem, block, _channels(problem, depth), block // WARP * depth, _resident(props))
 
 
-def _packets_kernel(problem: Problem, kernel: str) -> str:
+def _channels(problem: Problem, depth: int) -> int:
+    """Channels that a warp loads at once, when it loads `depth` rows."""
+    return WARP // depth * PACKET[problem.storage]
+
+
+def _resident(props: Props) -> int:
+    """Threads of versions 7 to 10 that the GPU holds at once."""
+    return props.multiprocessors * min(
+        props.threads_per_multiprocessor, props.registers_per_multiprocessor // REGISTERS
+    )
+
+
+def _packets_kernel(problem: Problem, number: int, *arguments: int) -> str:
     aligned = "true" if problem["OC"] % PACKET[problem.storage] == 0 else "false"
-    return f"matmul_backward_bias{kernel}<{problem.c_type}, {aligned}>"
+    return f"matmul_backward_bias{number}<{', '.join(map(str, (problem.c_type, aligned, *arguments)))}>"
 
 
 def _sums(problem: Problem, block: int, props: Props) -> tuple[Tensor, ...]:
@@ -144,27 +156,41 @@ def _plan5(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
 
 def _plan7(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     grid = _packets_grid(problem, block, props, 1)
-    return _add_atomically(problem, _packets_kernel(problem, "7"), grid, block)
+    return _add_atomically(problem, _packets_kernel(problem, 7), grid, block)
 
 
 def _plan8(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     grid = _packets_grid(problem, block, props, DEPTH)
     if grid[1] == 1:
-        return (_whole(problem, grid, block),)
-    return _add_atomically(problem, _packets_kernel(problem, "8"), grid, block)
+        return (_all_rows(problem, DEPTH, block),)
+    return _add_atomically(problem, _packets_kernel(problem, 8), grid, block)
 
 
 def _plan9(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     grid = _packets_grid(problem, block, props, DEPTH)
     if grid[1] == 1:
-        return (_whole(problem, grid, block),)
+        return (_all_rows(problem, DEPTH, block),)
     args = ("partials", "dout", _rows(problem), problem["OC"])
-    own = Launch(_packets_kernel(problem, "9"), grid, (block,), args)
+    own = Launch(_packets_kernel(problem, 9), grid, (block,), args)
     return own, _join(problem, "partials", grid[1])
 
 
-def _whole(problem: Problem, grid: tuple[int, int], block: int) -> Launch:
-    return _into_dbias(problem, _packets_kernel(problem, "_whole"), "dout", grid, block)
+def _plan10(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
+    """One kernel where that is faster. Reading half lines costs about a fifth of the bandwidth, and a second kernel a
+    few microseconds, in which a GPU reads about a fifth of its L2. So dout is not to be larger than L2, a rule of
+    thumb. And blocks that have all rows must bring enough bytes under way: with eight packets in each thread, a quarter
+    of the threads that the GPU could hold will do."""
+    small = ITEM_SIZES[problem.storage] * _rows(problem) * problem["OC"] <= props.l2_bytes
+    threads = ceil_div(problem["OC"], _channels(problem, DEEPER)) * block
+    if small and threads >= _resident(props) // 4:
+        return (_all_rows(problem, DEEPER, block),)
+    return _plan9(problem, block, props)
+
+
+def _all_rows(problem: Problem, depth: int, block: int) -> Launch:
+    """Blocks that have all rows of their channels, `depth` rows to a warp at once."""
+    grid = (ceil_div(problem["OC"], _channels(problem, depth)),)
+    return _into_dbias(problem, _packets_kernel(problem, 10, WARP // depth), "dout", grid, block)
 
 
 def _partials(problem: Problem, block: int, props: Props) -> tuple[Tensor, ...]:
@@ -211,6 +237,9 @@ VERSIONS = (
     _version(
         9, "as 8, no atomics at all: a row of sums per block, added up by version 4's kernel", _plan9, scratch=_partials
     ),
+    _version(
+        10, "as 9, one kernel where dout is small: blocks of half lines that have all rows", _plan10, scratch=_partials
+    ),
 )  # fmt: skip
 
 
@@ -228,11 +257,11 @@ CHECK_SHAPES = (
     _shape(2, 65, 3, 0, "more rows than most blocks have threads, rows not aligned"),
     _shape(1, 33, 8, 0, "one row past a warp, aligned rows"),
     _shape(5, 13, 33, 1, "one channel past a warp"),
-    _shape(3, 43, 65, 0, "one channel past 64, one row past 128", (4, 5, 7, 8, 9)),
-    _shape(1, 97, 136, 1, "aligned rows, several blocks across, the last one partly empty", (4, 5, 7, 8, 9)),
-    _shape(1, 41, 257, 1, "one channel past a warp's packets", (7, 8, 9)),
-    _shape(1, 10, 12, 1, "rows of whole halves of a 16-bit packet", (7, 8, 9), (32, 256)),
-    _shape(1, 10, 6, 0, "rows of whole halves of an fp32 packet", (7, 8, 9), (32, 256)),
+    _shape(3, 43, 65, 0, "one channel past 64, one row past 128", (4, 5, 7, 8, 9, 10)),
+    _shape(1, 97, 136, 1, "aligned rows, several blocks across, the last one partly empty", (4, 5, 7, 8, 9, 10)),
+    _shape(1, 41, 257, 1, "one channel past a warp's packets", (7, 8, 9, 10)),
+    _shape(1, 10, 12, 1, "rows of whole halves of a 16-bit packet", (7, 8, 9, 10), (32, 256)),
+    _shape(1, 10, 6, 0, "rows of whole halves of an fp32 packet", (7, 8, 9, 10), (32, 256)),
     _shape(31, 103, 8, 1, "many rows, aligned: several batches per thread", None, (32, 256, 1024)),
     _shape(31, 103, 3, 0, "many rows, not aligned: several batches per thread", None, (64, 768)),
 )

@@ -1,7 +1,8 @@
-// A linear layer, with or without GELU.
+// A linear layer, with or without bias, with or without GELU.
 //
 // out[n, o] = inp[n, :] . weight[o, :] + bias[o], for N = B * T rows n, C input and OC output channels. Where asked,
-// GELU in its tanh form follows: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+// GELU in its tanh form follows: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))). Without a bias, kernels are given
+// some other pointer in its place, which they do not follow.
 //
 // Versions ("+": what it adds to the one before):
 //
@@ -11,6 +12,7 @@
 //   3  + bias and GELU in the epilogue of the library's GEMM: out is written once, and there is no kernel of ours
 //   4  by hand again, to see how near to the library one comes: 128 x 128 tiles, for which inp and weight are staged in
 //      shared memory, transposed; 8 x 8 outputs per thread, in registers
+//   5  as 3, and the same epilogue keeps what GELU is applied to, which the backward pass needs
 //
 // All sizes are whatever they are. Grids have one dimension: it alone may exceed 65535 blocks.
 #include "tiles.cuh"
@@ -27,14 +29,14 @@ __device__ inline float gelu(float x) {
 template <class Element>
 __global__ void matmul_forward1(Element* __restrict__ out, const Element* __restrict__ inp,
                                 const Element* __restrict__ weight, const Element* __restrict__ bias, int N, int C,
-                                int OC, int with_gelu) {
+                                int OC, int with_bias, int with_gelu) {
     const int across = ceil_div(N, blockDim.x);  // blocks that share their channels
     const int n = blockIdx.x % across * blockDim.x + threadIdx.x;
     const int o = blockIdx.x / across * blockDim.y + threadIdx.y;
     if (n >= N || o >= OC) return;
     const Element* row = inp + Offset(n) * C;
     const Element* column = weight + Offset(o) * C;
-    float sum = to_float(bias[o]);
+    float sum = with_bias ? to_float(bias[o]) : 0.0f;
     for (int c = 0; c < C; ++c) sum += to_float(row[c]) * to_float(column[c]);
     out[Offset(n) * OC + o] = from_float<Element>(with_gelu ? gelu(sum) : sum);
 }
@@ -43,7 +45,7 @@ __global__ void matmul_forward1(Element* __restrict__ out, const Element* __rest
 
 // A block has one packet per thread of one row. Aligned: rows are whole packets.
 template <class Element, bool Aligned>
-__global__ void add_bias(Element* out, const Element* __restrict__ bias, int OC, int with_gelu) {
+__global__ void add_bias(Element* out, const Element* __restrict__ bias, int OC, int with_bias, int with_gelu) {
     constexpr int kPacket = Packet<Element>::size;
     const int across = ceil_div(OC, blockDim.x * kPacket);  // blocks that share a row
     const int o = (blockIdx.x % across * blockDim.x + threadIdx.x) * kPacket;
@@ -51,7 +53,8 @@ __global__ void add_bias(Element* out, const Element* __restrict__ bias, int OC,
     Element* row = out + Offset(blockIdx.x / across) * OC;
     const Element zero = from_float<Element>(0.0f);
     Packet<Element> values = load_row_packet_streaming<Aligned>(row, o, OC, zero);
-    const Packet<Element> added = load_row_packet<Aligned>(bias, o, OC, zero);
+    Packet<Element> added = {};
+    if (with_bias) added = load_row_packet<Aligned>(bias, o, OC, zero);
 #pragma unroll
     for (int i = 0; i < kPacket; ++i) {
         const float sum = to_float(values[i]) + to_float(added[i]);
@@ -62,8 +65,8 @@ __global__ void add_bias(Element* out, const Element* __restrict__ bias, int OC,
 
 // ------------------------------------------------------------------------------------------- 4: tiles by hand
 
-// Aligned: C and OC are multiples of 4.
-template <class Element, bool Aligned, bool WithGelu>
+// Aligned: C and OC are multiples of 4. WithBias is no argument: that would take a register too many.
+template <class Element, bool Aligned, bool WithBias, bool WithGelu>
 __global__ void __launch_bounds__(kTileThreads, tile_blocks(Aligned))
 matmul_forward4(Element* __restrict__ out, const Element* __restrict__ inp, const Element* __restrict__ weight,
                 const Element* __restrict__ bias, int N, int C, int OC) {
@@ -71,9 +74,9 @@ matmul_forward4(Element* __restrict__ out, const Element* __restrict__ inp, cons
     const int across = ceil_div(OC, kTile);
     const int first_n = blockIdx.x / across * kTile, first_o = blockIdx.x % across * kTile;
 
-    float sums[kTileSide][kTileSide];
+    float sums[kTileSide][kTileSide] = {};
 #pragma unroll
-    for (int j = 0; j < kTileSide; j += kQuad) {
+    for (int j = 0; WithBias && j < kTileSide; j += kQuad) {
         const Quad<Element> of_bias = load_row_quad<Aligned>(bias, first_o + tile_col(j), OC);
 #pragma unroll
         for (int i = 0; i < kTileSide; ++i) {

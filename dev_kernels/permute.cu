@@ -7,18 +7,15 @@
 // There is one version:
 //
 //   1  square tiles through shared memory: a warp reads along rows of the input and writes along rows of the output, so
-//      that both coalesce; 16 bytes per access where rows begin at multiples of that
+//      that both coalesce; 16 bytes per access where rows begin at multiples of that; small tiles where large
+//      ones would leave multiprocessors idle
 #include "common.cuh"
 
-struct Tile {
-    static constexpr int side = 64;  // elements: 256 bytes of fp32, so that reads and writes fill whole cache lines
-};
-
-// What access number `index` of a tile moves: N elements of row `row` from `first` on.
-template <int N>
+// What access number `index` of a tile of Side rows moves: N elements of row `row` from `first` on.
+template <int Side, int N>
 struct Place {
-    static constexpr int per_row = Tile::side / N;
-    static constexpr int count = Tile::side * per_row;
+    static constexpr int per_row = Side / N;
+    static constexpr int count = Side * per_row;
     // Loads that are under way at the same time in one thread. More would take more registers than leave room for as
     // many threads as a multiprocessor can hold.
     static constexpr int batch = N == 1 ? 8 : 2;
@@ -49,28 +46,28 @@ __device__ inline void store(T* address, const T (&values)[N]) {
     }
 }
 
-// Read, Write: elements per access to the input and to the output, one or a packet.
-template <class T, int Read, int Write>
+// Read, Write: elements per access to the input and to the output, one or a packet. Side: of a tile, in elements.
+template <class T, int Read, int Write, int Side>
 __global__ void __launch_bounds__(1024, 2)
 permute1(T* __restrict__ out, const T* __restrict__ inp, int d3, int d4, int R, int K) {
     // tile[k][r]. One word more per row, so that the elements of a column lie in different banks.
-    __shared__ T tile[Tile::side][Tile::side + 4 / sizeof(T)];
-    const int tiles_per_row = ceil_div(K, Tile::side);
-    const int first_r = blockIdx.x / tiles_per_row * Tile::side, first_k = blockIdx.x % tiles_per_row * Tile::side;
-    const int rows = min(Tile::side, R - first_r), columns = min(Tile::side, K - first_k);
+    __shared__ T tile[Side][Side + 4 / sizeof(T)];
+    const int tiles_per_row = ceil_div(K, Side);
+    const int first_r = blockIdx.x / tiles_per_row * Side, first_k = blockIdx.x % tiles_per_row * Side;
+    const int rows = min(Side, R - first_r), columns = min(Side, K - first_k);
     inp += Offset(first_r) * K + first_k, out += first_r;
 
-    constexpr int batch = Place<Read>::batch;
-    for (int first = threadIdx.x; first < Place<Read>::count; first += batch * blockDim.x) {
+    constexpr int batch = Place<Side, Read>::batch;
+    for (int first = threadIdx.x; first < Place<Side, Read>::count; first += batch * blockDim.x) {
         T values[batch][Read];
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
-            const Place<Read> at(first + i * blockDim.x);
+            const Place<Side, Read> at(first + i * blockDim.x);
             if (at.row < rows && at.first < columns) load(values[i], inp + Offset(at.row) * K + at.first);
         }
 #pragma unroll
         for (int i = 0; i < batch; ++i) {
-            const Place<Read> at(first + i * blockDim.x);
+            const Place<Side, Read> at(first + i * blockDim.x);
             if (at.row < rows && at.first < columns) {
 #pragma unroll
                 for (int j = 0; j < Read; ++j) tile[at.first + j][at.row] = values[i][j];
@@ -79,8 +76,8 @@ permute1(T* __restrict__ out, const T* __restrict__ inp, int d3, int d4, int R, 
     }
     __syncthreads();
 
-    for (int i = threadIdx.x; i < Place<Write>::count; i += blockDim.x) {
-        const Place<Write> at(i);
+    for (int i = threadIdx.x; i < Place<Side, Write>::count; i += blockDim.x) {
+        const Place<Side, Write> at(i);
         if (at.row < columns && at.first < rows) {
             const int k = first_k + at.row;
             const Offset row = Offset(k % d4) * d3 + k / d4;

@@ -19,12 +19,17 @@ from kbench.family import (
     Step,
     Tensor,
     Version,
+    ceil_div,
     normal,
 )
 
 DTYPES = ("fp32", "bf16", "fp16")
 ACCESS_BYTES = 16
-TILE = 64  # Tile::side of permute.cu
+
+# Sides of tiles in elements, at most. In fp32 they are 256 and 128 bytes: reads and writes fill whole cache lines.
+LARGE, SMALL = 64, 32
+# Large tiles per multiprocessor from which on small ones would not share out the work any better.
+ENOUGH = 4
 
 
 def _tensors(problem: Problem) -> tuple[Tensor, ...]:
@@ -46,13 +51,22 @@ def _width(row: int, dtype: str) -> int:
     return packet if row % packet == 0 else 1
 
 
+def _side(R: int, K: int, props: Props) -> int:
+    """Of a tile."""
+    return LARGE if _tiles(R, K, LARGE) >= ENOUGH * props.multiprocessors else SMALL
+
+
+def _tiles(R: int, K: int, side: int) -> int:
+    return ceil_div(R, side) * ceil_div(K, side)
+
+
 def _plan1(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     D1, D2, D3, D4 = (problem[name] for name in ("D1", "D2", "D3", "D4"))
     R, K = D1 * D2, D3 * D4
     read, write = _width(K, problem.storage), _width(R, problem.storage)
-    tiles = -(-R // TILE) * -(-K // TILE)
-    kernel = f"permute1<{problem.c_type}, {read}, {write}>"
-    return (Launch(kernel, (tiles,), (block,), ("out", "inp", D3, D4, R, K)),)
+    side = _side(R, K, props)
+    kernel = f"permute1<{problem.c_type}, {read}, {write}, {side}>"
+    return (Launch(kernel, (_tiles(R, K, side),), (block,), ("out", "inp", D3, D4, R, K)),)
 
 
 def _shape(D1: int, D2: int, D3: int, D4: int, why: str, block: int = 0) -> CheckShape:
@@ -72,13 +86,17 @@ FAMILY = Family(
     check_shapes=(
         _shape(1, 1, 1, 1, "one element"),
         _shape(3, 5, 7, 2, "odd sizes, less than a tile"),
-        _shape(5, 13, 3, 1, "one row past a tile, three columns"),
-        _shape(1, 2, 13, 5, "two rows, one column past a tile"),
+        _shape(3, 11, 3, 1, "one row past a tile, three columns"),
+        _shape(1, 2, 11, 3, "two rows, one column past a tile"),
         _shape(8, 9, 4, 18, "aligned both ways, parts of tiles"),
         _shape(3, 4, 5, 4, "rows of 12 and of 20: aligned in fp32, at half a packet in 16 bits"),
         _shape(8, 8, 5, 13, "rows of the output aligned, those of the input not", 128),
         _shape(5, 13, 8, 9, "rows of the input aligned, those of the output not", 128),
-        _shape(8, 16, 16, 8, "whole tiles", 256),
+        _shape(8, 8, 8, 8, "whole tiles", 256),
+        _shape(5, 13, 107, 3, "large tiles on the emulator, parts of them, neither side aligned", 512),
+        _shape(5, 13, 41, 8, "large tiles, rows of the input aligned", 64),
+        _shape(16, 12, 53, 5, "large tiles, rows of the output aligned", 1024),
+        _shape(16, 12, 64, 4, "whole large tiles", 128),
     ),
     tensors=_tensors,
     reference=_reference,

@@ -1,10 +1,11 @@
-"""What contracts of several families share: LayerNorm's answer, and launching rows that wait in shared memory."""
+"""What contracts of several families share: LayerNorm's answer, GELU beside a GEMM, rows that wait in shared memory."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from kbench.family import PACKET_BYTES, Array, ErrorModel, Expected, Props, ceil_div
+from kbench.family import PACKET_BYTES, STORAGE, Array, ErrorModel, Expected, Props, ceil_div
 
 # ------------------------------------------------------------------------------------------------ LayerNorm
 
@@ -62,6 +63,30 @@ def layernorm(x: Array, weight: Array, bias: Array, error: ErrorModel, xp: Any) 
     bound += magnitude
     return Expected(out, bound), Expected(mean, mean_error), Expected(rstd, rstd_error)
 
+
+# ------------------------------------------------------------------------------------------ GELU beside a GEMM
+
+# GELU in its tanh form is x / 2 * (1 + tanh(u)) with u = GELU_SLOPE * (x + GELU_CUBIC * x^3).
+GELU_SLOPE = math.sqrt(2.0 / math.pi)
+GELU_CUBIC = 0.044715
+
+# What tanh may be off in the epilogue of a GEMM, by the type of the output. cuBLASLt 13 was seen to be 2^-17 off on an
+# H200 with fp32 outputs; for 16-bit ones a library may use tanh.approx, an instruction that is 2^-11 off at most. Twice
+# that is allowed, so that it takes half of the bound.
+EPILOGUE_TANH = {"fp32": 2.0**-16, "bf16": 2.0**-10, "fp16": 2.0**-10}
+
+# Below the smallest normal number, the spacing of a type stays the same.
+SMALLEST_NORMAL = {"fp32": 2.0**-126, "bf16": 2.0**-126, "fp16": 2.0**-14}
+
+
+def rounding(magnitude: Array, error: ErrorModel) -> Array:
+    """What a number may be off after it was stored."""
+    return error.storage * (magnitude + SMALLEST_NORMAL[STORAGE[error.dtype]])
+
+
+# Divides the width of a matrix that cuBLASLt writes or reads beside its output, in elements of any type
+# (CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD).
+AUX_DIVISOR = 8
 
 # ------------------------------------------------------------------------------- rows that wait in shared memory
 

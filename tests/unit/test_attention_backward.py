@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -19,15 +19,21 @@ import pytest
 
 from kbench.catalog import kernel_folder, load_catalog
 from kbench.check.bound import final_bound
+from kbench.check.case import Case, make_case
+from kbench.check.probe import used_share
 from kbench.device.dtypes import numpy_dtype
+from kbench.device.gemm_operands import operands
 from kbench.family import (
     Array,
     ErrorModel,
     Expected,
     Gemm,
+    Heads,
     Launch,
+    Matrix,
     Problem,
     Props,
+    SdpaBackward,
     Version,
     kernels_of,
     tensors_of,
@@ -81,14 +87,21 @@ def attention(q: Array, k: Array) -> Array:
 
 
 @pytest.mark.parametrize("sizes", TINY)
-def test_attention_is_the_causal_softmax(sizes: Sizes) -> None:
+def test_what_the_forward_pass_leaves_is_the_causal_softmax(sizes: Sizes) -> None:
     B, T, C, NH = sizes
     inputs = draw(problem(sizes))
     assert (inputs["att"][..., np.triu(np.ones((T, T), bool), 1)] == 0.0).all()
     for b in range(B):
         for h in range(NH):
-            q, k, _ = inputs["qkvr"][:, b, h]
-            np.testing.assert_allclose(inputs["att"][b, h], attention(q, k), atol=1e-6)
+            q, k, v = inputs["qkvr"][:, b, h]
+            att = attention(q, k)
+            np.testing.assert_allclose(inputs["att"][b, h], att, atol=1e-6)
+            np.testing.assert_allclose(inputs["out"][b].reshape(T, NH, -1)[:, h], att @ v, atol=1e-6)
+            # The first key's probability is the exponential of its score over the sum.
+            scores = q @ k[0] / math.sqrt(C // NH)
+            np.testing.assert_allclose(np.exp(scores - inputs["lse"][b, h]), att[:, 0], atol=1e-6)
+    packed = inputs["inp"].reshape(B, T, 3, NH, C // NH)
+    np.testing.assert_array_equal(inputs["qkvr"].transpose(1, 3, 0, 2, 4), packed)
 
 
 @pytest.mark.parametrize("sizes", TINY)
@@ -145,7 +158,8 @@ def test_slices_do_not_change_the_answer(monkeypatch: pytest.MonkeyPatch) -> Non
     inputs = draw(of)
     whole = reference(of, inputs)
     monkeypatch.setattr(MODULE, "SLICE", 900)  # two heads at a time
-    np.testing.assert_array_equal(draw(of)["att"], inputs["att"])
+    for name, values in draw(of).items():
+        np.testing.assert_array_equal(values, inputs[name])
     for name, expected in reference(of, inputs).items():
         np.testing.assert_allclose(expected.value, whole[name].value, rtol=1e-12, atol=1e-13)
         np.testing.assert_allclose(expected.bound, whole[name].bound, rtol=1e-5)
@@ -285,6 +299,49 @@ def test_fewer_bits_allow_more(dtype: str) -> None:
     assert ratio.min() > 1 and np.median(ratio) > 10
 
 
+def fused(case: Case) -> Array:
+    """dinp as a library's fused backward pass computes it: att again from the log-sum-exp, and rounded for dv alone;
+    sum(dout out) in place of sum(att datt); dpreatt rounded for its two GEMMs, datt not at all."""
+    of = case.problem
+    B, T, C, NH = (of[name] for name in ("B", "T", "C", "NH"))
+    dtype, scale = numpy_dtype(of.storage), np.float32(1.0 / math.sqrt(C // NH))
+
+    def heads(name: str, parts: int) -> Array:
+        by_token = np.float32(case.inputs[name]).reshape(B, T, parts, NH, C // NH)
+        return np.ascontiguousarray(by_token.transpose(2, 0, 3, 1, 4))
+
+    (q, k, v), (out,), (dout,) = heads("inp", 3), heads("out", 1), heads("dout", 1)
+    att = np.exp(scale * (q @ k.swapaxes(2, 3)) - case.inputs["lse"][..., None])
+    att[..., ~np.tri(T, dtype=bool)] = 0.0
+    sums = (dout * out).sum(axis=3, keepdims=True)
+    dpreatt = np.float32((scale * att * (dout @ v.swapaxes(2, 3) - sums)).astype(dtype))
+    rounded_att = np.float32(att.astype(dtype))
+    dqkv = np.stack([dpreatt @ k, dpreatt.swapaxes(2, 3) @ q, rounded_att.swapaxes(2, 3) @ dout])
+    return dqkv.transpose(1, 3, 0, 2, 4).reshape(B, T, 3 * C).astype(dtype)
+
+
+@pytest.mark.parametrize("structured", [False, True])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("sizes", PROBED)
+def test_attention_computed_again_uses_at_most_60_percent(sizes: Sizes, dtype: str, structured: bool) -> None:
+    for seed in range(3):
+        case = make_case(FAMILY, problem(sizes, dtype), seed, structured)
+        assert used_share(case, case.tensors["dinp"], fused(case)) <= 0.6, seed
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_attention_computed_again_from_wrong_statistics_uses_far_more_than_all(dtype: str) -> None:
+    case = make_case(FAMILY, problem((2, 33, 12, 4), dtype), 0)
+    for name, wrong in (
+        ("lse", case.inputs["lse"] / math.log(2.0)),  # to base 2
+        ("lse", np.roll(case.inputs["lse"], 1)),
+        ("out", np.roll(case.inputs["out"], 1)),
+        ("out", np.zeros_like(case.inputs["out"])),
+    ):
+        broken = replace(case, inputs={**case.inputs, name: wrong})
+        assert used_share(case, case.tensors["dinp"], fused(broken)) > 3.0, name
+
+
 # ------------------------------------------------------------------------------------------------ plans
 
 PROPS = (
@@ -295,18 +352,112 @@ PROPS = (
 PLANNED: list[Sizes] = [*(tuple(s.sizes.values()) for s in FAMILY.check_shapes), (4, 1024, 768, 12), (70000, 1, 4, 1)]
 
 
+# By version: memory exists only for these.
+WITH_LAYOUTS = {"dout", "qkvr", "att", "dvaccum", "datt", "dpreatt", "dqkvr", "dinp"}
+TOUCHED = {
+    **dict.fromkeys(range(1, 9), WITH_LAYOUTS),
+    9: {"dout", "inp", "att", "dpreatt", "dinp"},
+    10: {"dout", "inp", "out", "lse", "dinp"},
+}
+SAVED = {"qkvr", "att", "lse"}  # what some forward versions leave, and others do not
+
+
+@pytest.mark.parametrize("version", FAMILY.versions, ids=lambda version: f"v{version.number}")
+def test_what_a_version_needs_of_the_forward_pass_is_what_it_reads(version: Version) -> None:
+    assert set(version.needs) == SAVED & TOUCHED[version.number]
+    forward = load_catalog()["attention_forward"].versions
+    assert any(set(version.needs) <= set(other.saves) for other in forward)
+
+
+def places(part: Matrix | Heads, member: int, T: int, HS: int) -> Array:
+    """The elements of a tensor that a GEMM's matrix takes for one member of its batch, or attention for one head."""
+    if isinstance(part, Matrix):
+        rows, cols = np.arange(part.rows), np.arange(part.cols)
+        return part.offset + member * part.stride + rows[:, None] * part.leading + cols
+    b, h = divmod(member, 1000)
+    rows, cols = np.arange(T), np.arange(HS)
+    return part.offset + b * part.batch_stride + h * part.head_stride + rows[:, None] * part.row_stride + cols
+
+
+@pytest.mark.parametrize("sizes", [(2, 5, 12, 3), (5, 4, 8, 2), (1, 3, 4, 1), (3, 2, 3, 1)])
+def test_version_9_takes_every_head_where_it_lies(sizes: Sizes) -> None:
+    B, T, C, NH = sizes
+    HS = C // NH
+    of = problem(sizes, "bf16")
+    packed = np.arange(B * T * 3 * C).reshape(B, T, 3, NH, HS)
+    plain = np.arange(B * T * C).reshape(B, T, NH, HS)
+    square = np.arange(B * NH * T * T).reshape(B, NH, T, T)
+    plan = FAMILY.by_number[9].plan(of, 128, PROPS[0])
+    gemms, count = [step for step in plan if isinstance(step, Gemm)], min(B, NH)
+    assert len(gemms) == 4 * count
+    assert isinstance(plan[2 * count], Launch)  # after all of datt, before dq and dk
+    dv, datt, dq, dk = (gemms[i * count : (i + 1) * count] for i in range(4))
+    names = [[matrix.tensor for matrix in (kind[0].a, kind[0].b, kind[0].out)] for kind in (dv, datt, dq, dk)]
+    assert names == [
+        ["att", "dout", "dinp"], ["dout", "inp", "dpreatt"], ["dpreatt", "inp", "dinp"], ["dpreatt", "inp", "dinp"],
+    ]  # fmt: skip
+    turned = [(gemm.a.transpose, gemm.b.transpose) for gemm in (dv[0], datt[0], dq[0], dk[0])]
+    assert turned == [(True, False), (False, True), (False, False), (True, False)]
+    for b, h in np.ndindex(B, NH):
+        i, member = (b, h) if NH >= B else (h, b)
+        q, k, v = packed[b, :, :, h].transpose(1, 0, 2)
+        one, matrix = plain[b, :, h], square[b, h]
+        wanted = [(matrix, one, v), (one, v, matrix), (matrix, k, q), (matrix, q, k)]
+        for kind, expected in zip((dv, datt, dq, dk), wanted, strict=True):
+            for part, elements in zip((kind[i].a, kind[i].b, kind[i].out), expected, strict=True):
+                np.testing.assert_array_equal(places(part, member, T, HS), elements)
+    for gemm in gemms:
+        operands(gemm, FAMILY.tensors(of))  # cuBLASLt takes heads that lie side by side, as inputs and as outputs
+
+
+def test_version_9_launches_few_gemms_for_many_sequences() -> None:
+    for B in (4, 64):
+        plan = FAMILY.by_number[9].plan(problem((B, 1024, 768, 12), "bf16"), 256, PROPS[0])
+        assert len(plan) == 4 * min(B, 12) + 1
+
+
+@pytest.mark.parametrize("sizes", [(2, 5, 48, 3), (1, 3, 8, 1), (4, 2, 32, 2)])
+def test_version_10_takes_every_head_where_it_lies(sizes: Sizes) -> None:
+    B, T, C, NH = sizes
+    HS = C // NH
+    (step,) = FAMILY.by_number[10].plan(problem(sizes, "bf16"), 128, PROPS[0])
+    assert isinstance(step, SdpaBackward)
+    assert step.shape == (B, NH, T, HS) and step.scale == pytest.approx(1.0 / math.sqrt(HS)) and step.stats == "lse"
+    packed = np.arange(B * T * 3 * C).reshape(B, T, 3, NH, HS)
+    plain = np.arange(B * T * C).reshape(B, T, NH, HS)
+    parts = [step.q, step.k, step.v, step.out, step.dout, step.dq, step.dk, step.dv]
+    assert [part.tensor for part in parts] == ["inp", "inp", "inp", "out", "dout", "dinp", "dinp", "dinp"]
+    for b, h in np.ndindex(B, NH):
+        one = plain[b, :, h]
+        qkv = list(packed[b, :, :, h].transpose(1, 0, 2))
+        for part, elements in zip(parts, [*qkv, one, one, *qkv], strict=True):
+            np.testing.assert_array_equal(places(part, 1000 * b + h, T, HS), elements)
+
+
+def test_version_10_refuses_what_cudnn_does_not_take() -> None:
+    version = FAMILY.by_number[10]
+    assert not FAMILY.refusal(version, problem((1, 4, 128, 1), "fp16"), 128)
+    assert "head size divisible by 8" in FAMILY.refusal(version, problem((1, 4, 12, 1), "fp16"), 128)
+    assert "head size of at most 128" in FAMILY.refusal(version, problem((1, 4, 136, 1), "fp16"), 128)
+    assert "dtype fp32 is not supported" in FAMILY.refusal(version, problem((1, 4, 8, 1)), 128)
+
+
+def test_what_any_version_moves_leaves_out_what_can_be_computed_again() -> None:
+    of = problem((4, 1024, 768, 12), "bf16")
+    assert FAMILY.least_traffic(of) == 2 * 4 * 1024 * 768 * (3 + 1 + 3)
+
+
 @pytest.mark.parametrize("version", FAMILY.versions, ids=lambda version: f"v{version.number}")
 def test_plans_are_pure_data(version: Version) -> None:
     kernels = load_source(SOURCE).kernels
     for sizes in PLANNED:
-        for dtype in FAMILY.dtypes:
+        for dtype in version.dtypes:
             of = problem(sizes, dtype)
-            names = {tensor.name for tensor in FAMILY.tensors(of)}
             for block in version.blocks:
                 plan = version.plan(of, block, PROPS[0])
                 assert plan == version.plan(of, block, PROPS[1]), "nothing here depends on the device"
                 json.dumps([asdict(step) for step in plan])
-                assert set(tensors_of(plan)) == names
+                assert set(tensors_of(plan)) == TOUCHED[version.number]
                 assert {kernel.split("<")[0] for kernel in kernels_of(plan)} <= set(kernels)
                 assert all(step.compute == dtype for step in plan if isinstance(step, Gemm))
 
@@ -320,7 +471,7 @@ def softmax_of(version: Version, of: Problem, block: int) -> Launch:
 
 def test_the_block_size_is_that_of_the_softmax_kernel() -> None:
     of = problem((1, 97, 8, 2))
-    for version in FAMILY.versions:
+    for version in FAMILY.versions[:9]:  # the tenth is a library's
         for block in version.blocks:
             assert softmax_of(version, of, block).block == (block,)
 
@@ -328,7 +479,7 @@ def test_the_block_size_is_that_of_the_softmax_kernel() -> None:
 # Version to the columns or rows of one head that a block of this many threads takes.
 PER_BLOCK: dict[int, Callable[[int], int]] = {
     2: lambda block: block, 3: lambda block: block // 32, 4: lambda block: block // 4, 5: lambda block: block // 4,
-    6: lambda block: 1, 7: lambda block: 1, 8: lambda block: 4,
+    6: lambda block: 1, 7: lambda block: 1, 8: lambda block: 4, 9: lambda block: 4,
 }  # fmt: skip
 
 
@@ -391,6 +542,7 @@ def test_no_registers_are_spilled_and_all_block_sizes_fit(tmp_path: Path) -> Non
         for sizes in ((4, 1024, 768, 12), (1, 97, 2, 1))
         for dtype in ("fp32", "bf16")
         for version in FAMILY.versions
+        if dtype in version.dtypes
         for block in version.blocks
         for kernel in kernels_of(version.plan(problem(sizes, dtype), block, PROPS[0]))
     )

@@ -160,6 +160,12 @@ def test_version_6_takes_every_head_where_it_lies(sizes: Sizes) -> None:
         operands(gemm, FAMILY.tensors(of))  # cuBLASLt takes heads that lie side by side, as inputs and as an output
 
 
+def test_what_a_version_saves_for_the_backward_pass_is_what_it_writes() -> None:
+    for version in FAMILY.versions:
+        written = tensors_of(version.plan(problem((2, 16, 48, 3), version.dtypes[-1]), version.blocks[0], PROPS))
+        assert set(version.saves) == {"qkvr", "att", "lse"} & set(written), version.number
+
+
 @pytest.mark.parametrize("C", [1, 64, 100, 256])
 @pytest.mark.parametrize("block", FAMILY.by_number[2].blocks)
 def test_version_2_always_has_a_key_in_the_shared_memory_of_a_block(C: int, block: int) -> None:

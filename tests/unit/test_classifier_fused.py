@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -109,23 +110,35 @@ def test_rows_that_are_not_aligned_take_the_kernels_for_them() -> None:
     assert launch(4, problem(1, 1, 9, 16, "bf16")).kernel == "classifier_fused4<__nv_bfloat16, true>"
 
 
-def test_version_5_keeps_a_row_in_shared_memory_where_it_fits() -> None:
+@pytest.mark.parametrize("number", [5, 6])
+def test_a_row_stays_in_shared_memory_where_it_fits(number: int) -> None:
     default = Problem(FAMILY.presets["default"], "fp32")
-    assert (launch(5, default).grid, launch(5, default).shared) == ((132,), 14 * 1024 * 16)
-    assert [launch(5, default, block).kernel for block in (1024, 512, 256)] == [
-        f"classifier_fused5<float, {ahead}>" for ahead in (1, 3, 6)
+    assert (launch(number, default).grid, launch(number, default).shared) == ((132,), 14 * 1024 * 16)
+    assert [launch(number, default, block).kernel for block in (1024, 512, 256)] == [
+        f"classifier_fused{number}<float, {ahead}>" for ahead in (1, 3, 6)
     ]
     longer = problem(1, 500, 60000, 60000)
-    assert (launch(5, longer).kernel, launch(5, longer).grid) == ("classifier_fused5_long<float>", (500,))
+    kernel = f"classifier_fused_long<float, {str(number == 6).lower()}>"
+    assert (launch(number, longer).kernel, launch(number, longer).grid) == (kernel, (500,))
+    smaller = replace(H200, shared_per_block_optin=99 << 10, shared_per_multiprocessor=100 << 10)
+    (step,) = FAMILY.by_number[number].plan(default, 1024, smaller)
+    assert isinstance(step, Launch) and step.kernel == kernel and step.shared == 0
 
 
-def test_check_shapes_reach_every_distance_of_loading_ahead() -> None:
+@pytest.mark.parametrize("number", [5, 6])
+def test_check_shapes_reach_every_distance_of_loading_ahead(number: int) -> None:
     kernels = set()
     for shape in FAMILY.check_shapes:
-        if shape.versions is None or 5 in shape.versions:
-            for block in shape.block_sizes or FAMILY.by_number[5].blocks:
-                kernels.add(launch(5, Problem(shape.sizes, "fp32"), block).kernel)
-    assert kernels == {f"classifier_fused5<float, {ahead}>" for ahead in (1, 3, 6)} | {"classifier_fused5_long<float>"}
+        if shape.versions is None or number in shape.versions:
+            for block in shape.block_sizes or FAMILY.by_number[number].blocks:
+                kernels.add(launch(number, Problem(shape.sizes, "fp32"), block).kernel)
+    assert kernels == {f"classifier_fused{number}<float, {ahead}>" for ahead in (1, 3, 6)} | {
+        f"classifier_fused_long<float, {str(number == 6).lower()}>"
+    }
+
+
+def test_every_version_may_work_in_place() -> None:
+    assert all(version.aliases == (("logits", "dlogits"),) for version in FAMILY.versions)
 
 
 def test_rows_must_have_room_for_the_vocabulary() -> None:

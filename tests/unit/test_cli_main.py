@@ -17,11 +17,11 @@ from kbench.catalog import load_catalog
 from kbench.cli import machine
 from kbench.cli.app import run_command
 from kbench.errors import Exit
-from kbench.family import AllReduce, Problem, Props, Sdpa
+from kbench.family import AllReduce, Problem, Props, Sdpa, SdpaBackward
 from kbench.install import install_command
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("list", "run", "check", "sweep", "doctor")
+COMMANDS = ("list", "run", "check", "sweep", "data", "doctor")
 
 TOY = """
 from kbench.family import CheckShape, Family, Rule, Tensor, Version
@@ -265,7 +265,7 @@ def test_the_shell_completes_commands_families_and_options(toys: Path) -> None:
     assert complete(f"kbench check --family-dir {toys} toy --dtype ") == ["fp32"]
     assert complete("kbench sweep attention_backward --preset s") == ["small"]
     assert complete("kbench check nosuch --preset ") == ["default", "small", "large"]
-    assert complete("kbench run attention_backward:") == [f"attention_backward:{n}" for n in range(1, 9)]
+    assert complete("kbench run attention_backward:") == [f"attention_backward:{n}" for n in range(1, 11)]
     assert complete(f"kbench check --family-dir {toys} toy:3") == ["toy:3"]
 
 
@@ -436,7 +436,7 @@ def test_doctor_shows_an_optional_library_with_its_command_and_is_content(
 
 
 def test_the_versions_that_need_optional_libraries_are_those_that_doctor_names() -> None:
-    steps = {"cuDNN": Sdpa, "NCCL": AllReduce}
+    steps = {"cuDNN": Sdpa | SdpaBackward, "NCCL": AllReduce}
     props = Props("a", "sm_90", 132, 2048, 1024, 49152, 232448, 233472, 65536, 50 << 20, 140 << 30)
     named = {library.name: library.needed_by for library in machine.OPTIONAL}
     found: dict[str, set[str]] = {name: set() for name in steps}
@@ -448,7 +448,7 @@ def test_the_versions_that_need_optional_libraries_are_those_that_doctor_names()
                 if any(isinstance(step, kind) for step in plan):
                     all_of_it = len(family.versions) == 1
                     found[name].add(family.name if all_of_it else f"{family.name} version {version.number}")
-    assert found == {name: {text} for name, text in named.items()}
+    assert found == {name: set(text.split(", ")) for name, text in named.items()}
 
 
 def test_nvidia_smi_is_read_or_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import pytest
 
 from column_major import DESC, EPILOGUE, FakeApi, fake_library
 from kbench.device.base import Buffer
-from kbench.device.cuda.gemm import PreparedGemm
+from kbench.device.cuda.gemm import Addresses, PreparedGemm
+from kbench.device.dtypes import numpy_dtype
 from kbench.device.emulator.steps import check_step, run_step
-from kbench.device.gemm_operands import bias_operand, operands
+from kbench.device.gemm_operands import aux_operand, bias_operand, operands
 from kbench.errors import KernelFault, LaunchRefused
 from kbench.family import Gemm, Matrix, Ref, Tensor
 
@@ -54,7 +55,7 @@ def test_against_numpy(transpose_a: bool, transpose_b: bool, batch: int, beta: f
     # Aligned addresses are the device's business; here any will do.
     addresses = {name: array.ctypes.data for name, array in memory.items()}
     left, right, result = (addresses[o.tensor] + o.offset for o in (gemm.left, gemm.right, gemm.out))
-    gemm.runner(left, right, result, 0, gemm.algo, 0, 0)(0)
+    gemm.runner(Addresses(left, right, result), gemm.algo, 0, 0)(0)
 
     expected = before.copy()
     views = (members(memory["a"], a, batch), members(memory["b"], b, batch), members(expected, out, batch))
@@ -93,8 +94,53 @@ def test_epilogues_against_numpy_and_the_emulator(bias: str | Ref, with_gelu: bo
     gemm = PreparedGemm(fake_library(), step, list(tensors.values()))
     addresses = [memory[o.tensor].ctypes.data + o.offset for o in (gemm.left, gemm.right, gemm.out)]
     address = memory["bias"].ctypes.data + gemm.bias.offset if gemm.bias else 0
-    gemm.runner(*addresses, address, gemm.algo, 0, 0)(0)
+    gemm.runner(Addresses(*addresses, address), gemm.algo, 0, 0)(0)
     np.testing.assert_allclose(memory["out"], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("bias", "with_gelu"), [("", False), ("", True), ("bias", True)])
+@pytest.mark.parametrize("aux", ["aux", Ref("aux", 12)])
+def test_what_gelu_is_applied_to_against_numpy_and_the_emulator(bias: str, with_gelu: bool, aux: str | Ref) -> None:
+    """Kept with GELU, and gone back through without."""
+    m, n, k = 5, 16, 3
+    a, b, out = (stored(*shape, False, name, 1) for shape, name in (((m, k), "a"), ((k, n), "b"), ((m, n), "out")))
+    rng = np.random.default_rng(3)
+    memory = {name: rng.standard_normal(400).astype(np.float32) for name in ("a", "b", "out", "bias", "aux")}
+    step = Gemm(a, b, out, "fp32", alpha=2.0, bias=bias, gelu=with_gelu, aux=aux)
+    tensors = {name: tensor(name, 400) for name in memory}
+
+    first = aux.offset if isinstance(aux, Ref) else 0
+    expected = {name: array.copy() for name, array in memory.items()}
+    ((x,), (y,), (z,)) = (members(expected[matrix.tensor], matrix, 1) for matrix in (a, b, out))
+    pre = expected["aux"][first : first + m * n].reshape(m, n)
+    sums = 2.0 * (x @ y) + (memory["bias"][:n] if bias else 0.0)
+    if with_gelu:
+        pre[...], z[...] = sums, gelu(sums)
+    else:
+        step_of = 1e-5
+        z[...] = sums * (gelu(np.float64(pre) + step_of) - gelu(np.float64(pre) - step_of)) / (2.0 * step_of)
+
+    emulated = {name: array.copy() for name, array in memory.items()}
+    check_step(step, tensors)
+    run_step(step, {name: Buffer(tensors[name], emulated[name], 0) for name in memory})
+    gemm = PreparedGemm(fake_library(), step, list(tensors.values()))
+    places = {name: memory[operand.tensor].ctypes.data + operand.offset for name, operand in gemm.operands.items()}
+    gemm.runner(Addresses(**places), gemm.algo, 0, 0)(0)
+    for name in memory:
+        np.testing.assert_allclose(emulated[name], expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(memory[name], expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_the_emulator_rounds_what_it_keeps_and_not_what_gelu_is_applied_to(dtype: str) -> None:
+    step = Gemm(Matrix("a", 2, 3), Matrix("b", 3, 8), Matrix("out", 2, 8), dtype, gelu=True, aux="aux")
+    tensors = {name: tensor(name, count, dtype) for name, count in (("a", 6), ("b", 24), ("out", 16), ("aux", 16))}
+    rng = np.random.default_rng(4)
+    memory = {name: rng.standard_normal(t.count).astype(numpy_dtype(dtype)) for name, t in tensors.items()}
+    run_step(step, {name: Buffer(tensors[name], memory[name], 0) for name in memory})
+    sums = np.float32(memory["a"]).reshape(2, 3) @ np.float32(memory["b"]).reshape(3, 8)
+    np.testing.assert_array_equal(memory["aux"].reshape(2, 8), sums.astype(numpy_dtype(dtype)))
+    np.testing.assert_allclose(np.float32(memory["out"]).reshape(2, 8), gelu(sums), rtol=2.0**-7)
 
 
 STEP = Gemm(Matrix("a", 4, 8), Matrix("b", 8, 2), Matrix("out", 4, 2), "fp32")
@@ -142,6 +188,99 @@ def test_a_bias_that_does_not_fit_is_refused(bias: Ref, dtype: str, words: str) 
         check_step(replace(STEP, bias=bias), {tensor.name: tensor for tensor in tensors})
 
 
+KEEPING = Gemm(Matrix("a", 4, 4), Matrix("b", 4, 8), Matrix("out", 4, 8), "fp32", gelu=True, aux="aux")
+BACK = replace(KEEPING, gelu=False)
+WIDE = [tensor("a", 32), tensor("b", 64), tensor("out", 64)]
+
+
+@pytest.mark.parametrize(
+    ("step", "dtype", "words"),
+    [
+        (replace(KEEPING, aux="other"), "fp32", "names the tensor 'other'"),
+        (replace(KEEPING, aux=Ref("aux", 16)), "fp32", "elements 16 to 48 of tensor aux, which has 40"),
+        (
+            replace(KEEPING, aux=Ref("aux", 2)),
+            "fp32",
+            "keeps .* 8 bytes into tensor aux, which is not a multiple of 16",
+        ),
+        (replace(BACK, aux=Ref("aux", 2)), "fp32", "goes back .* 8 bytes into tensor aux"),
+        (KEEPING, "bf16", "keeps what GELU is applied to .*output's type fp32, aux holds bf16"),
+        (
+            replace(KEEPING, b=Matrix("b", 4, 9), out=Matrix("out", 4, 9)),
+            "fp32",
+            "needs columns divisible by 8, aux has 9",
+        ),
+        (replace(KEEPING, batch=2, out=replace(KEEPING.out, stride=32)), "fp32", "one batch member, not 2"),
+        (replace(BACK, bias="bias"), "fp32", "goes back through GELU adds no bias, here bias"),
+        (replace(BACK, beta=1.0), "fp32", r"does not add to its output \(beta 1\)"),
+        (replace(KEEPING, aux="out"), "fp32", "in tensor out where it writes its output"),
+        (replace(BACK, aux=Ref("out", 28)), "fp32", "in tensor out where it writes its output"),
+    ],
+)
+def test_an_aux_that_does_not_fit_is_refused_on_either_device(step: Gemm, dtype: str, words: str) -> None:
+    tensors = [*WIDE, tensor("bias", 8), tensor("aux", 40, dtype)]
+    with pytest.raises(LaunchRefused, match=words):
+        aux_operand(step, tensors)
+    with pytest.raises(LaunchRefused, match=words):
+        check_step(step, {tensor.name: tensor for tensor in tensors})
+    with pytest.raises(LaunchRefused, match=words):
+        PreparedGemm(fake_library(), step, tensors)
+
+
+def test_an_aux_behind_the_output_in_the_same_tensor_is_taken() -> None:
+    assert aux_operand(replace(BACK, aux=Ref("out", 32)), WIDE) is not None
+
+
+def test_each_binding_has_its_own_aux() -> None:
+    """As the layers of a model have: one prepared GEMM, many addresses."""
+    library = fake_library()
+    gemm = PreparedGemm(library, KEEPING, [*WIDE, tensor("aux", 32)])
+    memory = {name: np.full(64, value, np.float32) for name, value in (("a", 1.0), ("b", 2.0), ("out", 0.0))}
+    kept = [np.zeros(32, np.float32) for _ in range(2)]
+    parts = [memory[operand.tensor].ctypes.data for operand in (gemm.left, gemm.right, gemm.out)]
+    runners = [gemm.runner(Addresses(*parts, aux=aux.ctypes.data), gemm.algo, 0, 0) for aux in kept]
+    for run, aux in zip(runners, kept, strict=True):
+        run(0)
+        np.testing.assert_array_equal(aux, 8.0)
+        aux[...] = 0.0
+    assert len(library.api.objects) == 4 + 2
+    del run, runners
+    gc.collect()
+    assert len(library.api.objects) == 4
+
+
+@pytest.mark.parametrize(
+    ("step", "name"), [(KEEPING, "GELU_AUX"), (replace(KEEPING, bias="bias"), "GELU_AUX_BIAS"), (BACK, "DGELU")]
+)
+def test_the_heuristic_is_told_of_aux_and_how_it_is_aligned(step: Gemm, name: str) -> None:
+    library = fake_library()
+    step = replace(step, aux=Ref("aux", 12))
+    gemm = PreparedGemm(library, step, [*WIDE, tensor("bias", 8), tensor("aux", 44)])
+    (desc,) = [fields for fields in library.api.objects.values() if "EPILOGUE" in fields]
+    assert (desc["EPILOGUE"], desc["EPILOGUE_AUX_POINTER"], desc["EPILOGUE_AUX_LD"]) == (EPILOGUE[name], 16, 8)
+    assert str(gemm).endswith(f"epilogue {name}")
+
+
+def test_a_misplaced_aux_buffer_is_refused_when_it_is_bound() -> None:
+    gemm = PreparedGemm(fake_library(), BACK, [*WIDE, tensor("aux", 32)])
+    gemm.bind(lambda name: 4096, 0)
+    with pytest.raises(LaunchRefused, match="tensor aux is not aligned to 256 bytes"):
+        gemm.bind(lambda name: 4096 + 16 * (name == "aux"), 0)
+
+
+def test_the_key_tells_of_aux() -> None:
+    library = fake_library()
+
+    def key(step: Gemm) -> dict[str, Any]:
+        return PreparedGemm(library, step, [*WIDE, tensor("bias", 8), tensor("aux", 100)]).key
+
+    steps = [replace(KEEPING, aux=""), KEEPING, replace(KEEPING, bias="bias"), BACK, replace(BACK, aux="")]
+    steps.append(replace(KEEPING, aux=Ref("aux", 4)))
+    keys = [key(step) for step in steps]
+    assert all(keys.count(each) == 1 for each in keys)
+    assert key(replace(KEEPING, aux=Ref("aux", 64))) == key(KEEPING)
+
+
 def test_each_binding_has_its_own_bias() -> None:
     """The address of the bias is part of a descriptor: bindings must not share one."""
     library = fake_library()
@@ -149,7 +288,7 @@ def test_each_binding_has_its_own_bias() -> None:
     memory = {name: np.full(32, value, np.float32) for name, value in (("a", 1.0), ("b", 2.0), ("out", 0.0))}
     biases = [np.array([10.0, 20.0], np.float32), np.array([-1.0, -2.0], np.float32)]
     parts = [memory[operand.tensor].ctypes.data for operand in (gemm.left, gemm.right, gemm.out)]
-    runners = [gemm.runner(*parts, bias.ctypes.data, gemm.algo, 0, 0) for bias in biases]
+    runners = [gemm.runner(Addresses(*parts, bias.ctypes.data), gemm.algo, 0, 0) for bias in biases]
     for _ in range(2):
         for run, bias in zip(runners, biases, strict=True):
             run(0)
@@ -189,7 +328,7 @@ def test_the_librarys_own_names_and_types() -> None:
     assert {member.name for member in EPILOGUE} <= {member.name for member in api.Epilogue}
     assert {member.name for member in DESC} <= {member.name for member in api.MatmulDescAttribute}
     assert {"MASK", "COMPUTE_TYPE"} <= {member.name for member in api.ReductionScheme}
-    sizes = {"EPILOGUE": 4, "BIAS_DATA_TYPE": 4, "BIAS_POINTER": 8}
+    sizes = {"EPILOGUE": 4, "BIAS_DATA_TYPE": 4, "BIAS_POINTER": 8, "EPILOGUE_AUX_LD": 8, "EPILOGUE_AUX_POINTER": 8}
     for name, size in sizes.items():
         attribute = api.MatmulDescAttribute[name]
         assert np.dtype(api.get_matmul_desc_attribute_dtype(attribute)).itemsize == size

@@ -1,4 +1,4 @@
-"""Sdpa steps against numpy, over a cuDNN that does in numpy what its documentation says."""
+"""Sdpa and SdpaBackward steps against numpy, over a cuDNN that does in numpy what its documentation says."""
 
 from __future__ import annotations
 
@@ -12,24 +12,36 @@ import numpy as np
 import pytest
 
 from kbench.device.cuda import sdpa
-from kbench.device.cuda.sdpa import Cudnn, PreparedSdpa
+from kbench.device.cuda.sdpa import Cudnn, PreparedAttention, PreparedSdpa
+from kbench.device.cuda.sdpa_backward import PreparedSdpaBackward
+from kbench.device.emulator.steps import check_step
 from kbench.errors import CannotRunError, KernelFault, LaunchRefused, LibraryMissing
-from kbench.family import Array, Heads, Sdpa, Tensor
+from kbench.family import Array, Heads, Sdpa, SdpaBackward, Tensor
 
 B, NH, T, HS = 2, 3, 5, 8
 C = NH * HS
 SHAPE = (B, NH, T, HS)
 
 
-def packed(part: int) -> Heads:
-    return Heads("inp", T * 3 * C, HS, 3 * C, part * C)
+def packed(part: int, tensor: str = "inp") -> Heads:
+    return Heads(tensor, T * 3 * C, HS, 3 * C, part * C)
 
 
-STEP = Sdpa(packed(0), packed(1), packed(2), Heads("out", T * C, HS, C), SHAPE, scale=0.3)
+def plain(tensor: str) -> Heads:
+    return Heads(tensor, T * C, HS, C)
+
+
+STEP = Sdpa(packed(0), packed(1), packed(2), plain("out"), SHAPE, scale=0.3)
+BACKWARD = SdpaBackward(
+    *(packed(part) for part in range(3)), plain("out"), plain("dout"), *(packed(part, "dinp") for part in range(3)),
+    SHAPE, scale=0.3, stats="lse",
+)  # fmt: skip
 TENSORS = (
     Tensor("inp", (B, T, 3 * C), "fp16", "scratch"),
     Tensor("out", (B, T, C), "fp16", "scratch"),
     Tensor("lse", (B, NH, T), "fp32", "scratch"),
+    Tensor("dout", (B, T, C), "fp16", "scratch"),
+    Tensor("dinp", (B, T, 3 * C), "fp16", "scratch"),
 )
 
 
@@ -69,7 +81,13 @@ class FakeGraph:
         self.out, self.stats = FakeTensor(), FakeTensor() if options["generate_stats"] else None
         return self.out, self.stats
 
+    def sdpa_backward(self, **options: Any) -> list[FakeTensor]:
+        self.operation = options
+        self.gradients = [FakeTensor() for _ in range(3)]
+        return self.gradients
+
     def build(self, modes: list[str]) -> None:
+        self.owner.built += 1
         assert modes == ["a", "fallback"]
         if self.owner.fault is not None:
             raise self.owner.fault
@@ -82,6 +100,9 @@ class FakeGraph:
         if self.owner.fault is not None:
             raise self.owner.fault
         assert self.operation["diagonal_band_right_bound"] == 0
+        if "dO" in self.operation:
+            self.run_backward(pointers)
+            return
         q, k, v = (self.operation[name].view(pointers[self.operation[name]]).astype(np.float64) for name in "qkv")
         scores = np.where(np.tri(T, dtype=bool), self.operation["attn_scale"] * q @ k.swapaxes(2, 3), -np.inf)
         sums = np.exp(scores).sum(axis=3, keepdims=True)
@@ -89,6 +110,20 @@ class FakeGraph:
         if self.stats is not None:
             assert self.stats.facts["output"]
             self.stats.view(pointers[self.stats])[...] = np.log(sums)
+
+    def run_backward(self, pointers: dict[FakeTensor, int]) -> None:
+        assert self.operation["use_deterministic_algorithm"] is True
+        q, k, v, out, dout, stats = (
+            self.operation[name].view(pointers[self.operation[name]]).astype(np.float64)
+            for name in ("q", "k", "v", "o", "dO", "stats")
+        )
+        scale = self.operation["attn_scale"]
+        att = np.where(np.tri(T, dtype=bool), np.exp(scale * q @ k.swapaxes(2, 3) - stats), 0.0)
+        dpreatt = scale * att * (dout @ v.swapaxes(2, 3) - (dout * out).sum(axis=3, keepdims=True))
+        results = (dpreatt @ k, dpreatt.swapaxes(2, 3) @ q, att.swapaxes(2, 3) @ dout)
+        for gradient, result in zip(self.gradients, results, strict=True):
+            assert gradient.facts["output"]
+            gradient.view(pointers[gradient])[...] = result
 
 
 class FakeCudnn:
@@ -102,6 +137,7 @@ class FakeCudnn:
         self._version, self._handle = version, handle
         self.fault: Exception | None = None
         self.stream = 0
+        self.built = 0
         self.calls: list[tuple[int, str, int]] = []
 
     def backend_version_string(self) -> str:
@@ -175,6 +211,69 @@ def test_reads_packed_tensors_and_writes_where_it_is_told(library: Cudnn, stats:
     assert library.api.calls == [(0xABC00, "handle", 77)]
 
 
+def slopes(inp: Array, dout: Array, scale: float) -> Array:
+    """The gradient of sum(out dout) by differences, (B, T, 3, NH, HS)."""
+    result, step = np.zeros(inp.shape), 1e-5
+    for index in np.ndindex(*inp.shape):
+        sums = []
+        for sign in (1.0, -1.0):
+            moved = inp.copy()
+            moved[index] += sign * step
+            out, _ = attention(*moved.transpose(2, 0, 3, 1, 4), scale)
+            sums.append(float((out.transpose(0, 2, 1, 3) * dout).sum()))
+        result[index] = (sums[0] - sums[1]) / (2 * step)
+    return result
+
+
+def test_backward_reads_packed_tensors_and_writes_packed_gradients(library: Cudnn) -> None:
+    rng = np.random.default_rng(2)
+    memory = {
+        "inp": aligned(rng.normal(0.1, 1.0, (B, T, 3, NH, HS)).astype(np.float16)),
+        "dout": aligned(rng.normal(0.1, 0.7, (B, T, NH, HS)).astype(np.float16)),
+        "dinp": aligned(np.full((B, T, 3, NH, HS), np.nan, np.float16)),
+    }
+    inp, dout = np.float64(memory["inp"]), np.float64(memory["dout"])
+    out, lse = attention(*inp.transpose(2, 0, 3, 1, 4), 0.3)
+    memory["out"] = aligned(out.transpose(0, 2, 1, 3).astype(np.float16))
+    memory["lse"] = aligned(lse.astype(np.float32))
+    prepared = PreparedSdpaBackward(library, BACKWARD, TENSORS)
+    assert prepared.workspace == 640
+    prepared.bind(lambda name: memory[name].ctypes.data, 0xABC00)(77)
+
+    np.testing.assert_allclose(memory["dinp"], slopes(inp, dout, 0.3), atol=4e-3)
+    assert library.api.calls == [(0xABC00, "handle", 77)]
+
+
+@pytest.mark.parametrize("step", [replace(STEP, stats="lse"), BACKWARD], ids=["forward", "backward"])
+def test_one_graph_is_bound_to_the_buffers_of_every_layer(library: Cudnn, step: Sdpa | SdpaBackward) -> None:
+    rng = np.random.default_rng(3)
+    prepared = prepare(library, step)
+    layers, runs = [], []
+    for _ in range(3):
+        memory = {
+            tensor.name: aligned(rng.normal(0.1, 0.5, tensor.shape).astype({"fp16": "f2", "fp32": "f4"}[tensor.dtype]))
+            for tensor in TENSORS
+        }
+        layers.append(memory)
+        runs.append(prepared.bind(lambda name, memory=memory: memory[name].ctypes.data, 0xABC00))
+    for run in runs:  # only now: a later binding must not move an earlier one
+        run(5)
+    written = "out" if isinstance(step, Sdpa) else "dinp"
+    results = [memory[written].copy() for memory in layers]
+    for memory, result in zip(layers, results, strict=True):
+        memory[written][...] = np.nan if written == "dinp" else memory[written]
+        prepare(library, step).bind(lambda name, memory=memory: memory[name].ctypes.data, 0xABC00)(5)
+        np.testing.assert_array_equal(memory[written], result)
+    assert not np.array_equal(results[0], results[1])
+    assert library.api.built == 1 + len(layers)
+
+
+def prepare(library: Cudnn, step: Sdpa | SdpaBackward, tensors: tuple[Tensor, ...] = TENSORS) -> PreparedAttention:
+    if isinstance(step, Sdpa):
+        return PreparedSdpa(library, step, tensors)
+    return PreparedSdpaBackward(library, step, tensors)
+
+
 OUT = STEP.out
 
 
@@ -191,11 +290,25 @@ OUT = STEP.out
         (replace(STEP, out=replace(OUT, batch_stride=0)), TENSORS, "overlaps itself"),
         (replace(STEP, stats="out"), TENSORS, "30 elements of fp32, tensor out holds 240 of fp16"),
         (replace(STEP, stats="lse"), (*TENSORS[:2], replace(TENSORS[2], shape=(29,))), "holds 29 of fp32"),
+        (replace(BACKWARD, stats=""), TENSORS, "an SdpaBackward needs the statistics of the forward pass"),
+        (replace(BACKWARD, stats="x"), TENSORS, "an SdpaBackward names the tensor 'x'"),
+        (BACKWARD, (*TENSORS[:4], replace(TENSORS[4], dtype="fp32")), "dout is fp16, dinp is fp32"),
+        (replace(BACKWARD, dk=packed(3, "dinp")), TENSORS, "dk of an SdpaBackward reaches element 743 of tensor dinp"),
+        (replace(BACKWARD, dq=replace(packed(0, "dinp"), row_stride=0)), TENSORS, "output dq .* overlaps itself"),
+        (replace(BACKWARD, dout=plain("lse")), TENSORS, "takes tensors of one type"),
     ],
 )
-def test_what_does_not_fit_is_refused(library: Cudnn, step: Sdpa, tensors: tuple[Tensor, ...], words: str) -> None:
+def test_what_does_not_fit_is_refused(
+    library: Cudnn, step: Sdpa | SdpaBackward, tensors: tuple[Tensor, ...], words: str
+) -> None:
     with pytest.raises(LaunchRefused, match=words):
-        PreparedSdpa(library, step, tensors)
+        prepare(library, step, tensors)
+
+
+@pytest.mark.parametrize("step", [STEP, BACKWARD], ids=["forward", "backward"])
+def test_the_emulator_has_none_of_it(step: Sdpa | SdpaBackward) -> None:
+    with pytest.raises(LibraryMissing, match="the emulator has no cuDNN's attention"):
+        check_step(step, {tensor.name: tensor for tensor in TENSORS})
 
 
 def test_an_address_that_cudnn_cannot_load_from_is_refused(library: Cudnn) -> None:
@@ -208,6 +321,8 @@ def test_what_cudnn_does_not_support_is_refused_in_its_own_words(library: Cudnn)
     library.api.fault = NotSupported("head_dim should be\n  a multiple of 8")
     with pytest.raises(LaunchRefused, match="has no causal attention .* HS=8: head_dim should be a multiple of 8"):
         PreparedSdpa(library, STEP, TENSORS)
+    with pytest.raises(LaunchRefused, match="has no backward pass of causal attention .*: head_dim should be"):
+        PreparedSdpaBackward(library, BACKWARD, TENSORS)
 
 
 def test_a_failing_execution_is_refused_or_the_fault_of_a_kernel_before(

@@ -13,7 +13,7 @@ from column_major import fake_library
 from kbench.device.cuda import tune
 from kbench.device.cuda.gemm import PreparedGemm
 from kbench.errors import LaunchRefused
-from kbench.family import Gemm, Matrix, Tensor
+from kbench.family import Gemm, Matrix, Ref, Tensor
 
 STEP = Gemm(Matrix("a", 4, 8), Matrix("b", 8, 2), Matrix("out", 4, 2), "fp32")
 TENSORS = [Tensor(name, (count,), "fp32", "scratch") for name, count in (("a", 32), ("b", 16), ("out", 8), ("bias", 2))]
@@ -130,6 +130,15 @@ def test_an_epilogue_is_measured_on_its_own(bench: Bench) -> None:
     assert bench.measured == 4
 
 
+def test_an_epilogue_with_an_aux_is_measured_on_its_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "TENSORS", gemm_tensors({"a": 32, "b": 64, "out": 32, "aux": 32}))
+    plain = Gemm(Matrix("a", 4, 8), Matrix("b", 8, 8), Matrix("out", 4, 8), "fp32")
+    back = replace(plain, aux="aux")
+    for step in (plain, replace(plain, gelu=True), replace(back, gelu=True), back, back):
+        bench.choose(step=step)
+    assert bench.measured == 4
+
+
 class HostCuda:
     """As much of cupy.cuda as measuring needs, on host memory."""
 
@@ -149,6 +158,35 @@ class HostCuda:
 
     def _copy(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
         ctypes.memmove(target, source, size)
+
+
+def gemm_tensors(sizes: dict[str, int]) -> list[Tensor]:
+    return [Tensor(name, (size,), "fp32", "scratch") for name, size in sizes.items()]
+
+
+@pytest.mark.parametrize("gelu", [True, False])
+def test_candidates_are_measured_with_an_aux_of_their_own(monkeypatch: pytest.MonkeyPatch, gelu: bool) -> None:
+    cuda = HostCuda()
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    library = fake_library()
+    step = Gemm(Matrix("a", 4, 8), Matrix("b", 8, 8), Matrix("out", 4, 8), "fp32", gelu=gelu, aux=Ref("aux", 4))
+    sizes = {"a": 32, "b": 64, "out": 32, "aux": 36}
+    gemm = PreparedGemm(library, step, gemm_tensors(sizes))
+    pointers = []
+    matmul = library.api.matmul
+
+    def recorded(*args: Any) -> None:
+        pointers.append(library.api.objects[args[1]]["EPILOGUE_AUX_POINTER"])
+        matmul(*args)
+
+    monkeypatch.setattr(library.api, "matmul", recorded)
+    stream = SimpleNamespace(ptr=0, synchronize=lambda: None)
+    assert tune._measure(gemm, [(gemm.algo, 0)], 1024, stream) == [1.0]
+    assert len(set(pointers)) == 1 and pointers[0] % 256 == 16, "aligned as the real one"
+    assert gemm.aux is not None and gemm.aux.span == 4 * 32
+    plain = PreparedGemm(library, replace(step, aux=""), gemm_tensors(sizes))
+    extra = tune._scratch_bytes(gemm, [(gemm.algo, 0)], 1024) - tune._scratch_bytes(plain, [(gemm.algo, 0)], 1024)
+    assert extra == gemm.aux.span + gemm.aux.alignment
 
 
 def test_candidates_are_measured_with_a_bias_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_the_check_tells_right_from_wrong(sizes: tuple[int, int, int, int], dtyp
 def test_every_sum_starts_from_something_written(accumulate: int, dtype: str) -> None:
     """What kernels add to is cleared by the plan or has a start value."""
     of = problem(3, 5, 8, 11, accumulate, dtype)
-    for version in FAMILY.versions:
+    for version in (FAMILY.by_number[1], FAMILY.by_number[2]):
         plan = version.plan(of, 128, PROPS)
         cleared = {step.target.tensor for step in plan if isinstance(step, Fill)}
         assert ("dwte" in cleared) == (not accumulate)
@@ -103,6 +103,63 @@ def test_only_rounded_gradients_need_more_than_one_kernel() -> None:
     }
     assert of["fp32"] == ("encoder_backward1<float, 4>",)
     assert len(of["bf16"]) == len(of["fp16"]) == 4
+
+
+# ------------------------------------------------------------------------------------- version 3: sorted positions
+
+SORTED = FAMILY.by_number[3]
+
+
+def launches(of: Problem, block: int = 256, props: Props = PROPS) -> list[Launch]:
+    return [step for step in SORTED.plan(of, block, props) if isinstance(step, Launch)]
+
+
+@pytest.mark.parametrize("V, passes", [(1, 1), (2, 1), (256, 1), (257, 2), (50304, 2), (65536, 2), (65537, 3)])
+def test_as_many_passes_as_tokens_have_digits(V: int, passes: int) -> None:
+    of = problem(4, 1024, 768, V, 1, "bf16")
+    sorts = [step for step in launches(of) if step.kernel.startswith("sort_by_digit")]
+    assert len(sorts) == passes and len(launches(of)) == passes + 3
+    assert [step.args[-1] for step in sorts] == list(range(passes))
+    assert [step.kernel for step in sorts] == [
+        f"sort_by_digit<{str(i == 0).lower()}, {str(i == passes - 1).lower()}>" for i in range(passes)
+    ]
+    for before, after in zip(sorts, sorts[1:], strict=False):
+        assert after.args[3:6] == before.args[:3]  # it reads what the one before has written
+        assert after.args[0] != after.args[3] and after.args[1] != after.args[4]
+    assert launches(of)[-2].args[4:6] == sorts[-1].args[:2]
+
+
+@pytest.mark.parametrize("accumulate", [0, 1])
+def test_all_rows_of_dwte_begin_as_something(accumulate: int) -> None:
+    plan = SORTED.plan(problem(2, 9, 8, 11, accumulate), 128, PROPS)
+    assert [step.target.tensor for step in plan if isinstance(step, Fill)] == ([] if accumulate else ["dwte"])
+
+
+@pytest.mark.parametrize("props", [PROPS, Props("b", "sm_80", 7, 1536, 1024, 49152, 1, 1, 65536, 1, 1)], ids=["a", "b"])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (4, 1024, 768, 50304), (64, 1024, 768, 50304), (1, 1 << 20, 100, 1)])
+def test_grids_and_scratch_cover_all_positions_and_channels(sizes: tuple[int, int, int, int], props: Props) -> None:
+    B, T, C, V = sizes
+    for dtype, packet in (("fp32", 4), ("bf16", 8)):
+        of = problem(*sizes, 1, dtype)
+        assert SORTED.scratch is not None
+        scratch = {tensor.name: tensor.shape for tensor in SORTED.scratch(of, 256, props)}
+        passes, tiles, digits = scratch["counts"]
+        pieces, _, width = scratch["parts"]
+        assert tiles <= props.multiprocessors and digits == 256 and width % (32 * packet) == 0 and width >= C
+        assert scratch["tokens"] == scratch["rows"] == (2, B * T)
+        for block in SORTED.blocks:
+            count, *_, own = (step for step in launches(of, block, props) if not step.kernel.startswith("join"))
+            tile_bits, length, stripes, place_blocks = count.args[3], *own.args[9:12]
+            assert isinstance(tile_bits, int) and (tiles - 1) << tile_bits < B * T <= tiles << tile_bits
+            assert isinstance(length, int) and (pieces - 1) * length < B * T <= pieces * length and length <= 32
+            assert isinstance(stripes, int) and width == stripes * 32 * packet
+            assert isinstance(place_blocks, int) and place_blocks * block >= T * -(-C // packet)
+            assert own.block == (block,) and (own.grid[0] - place_blocks) * block >= pieces * stripes * 32
+
+
+def test_short_problems_have_short_pieces_so_that_the_gpu_is_full() -> None:
+    lengths = [launches(problem(B, 1024, 768, 50304, 1, "bf16"))[-2].args[9] for B in (4, 16, 32, 64, 1024)]
+    assert lengths == [8, 8, 16, 32, 32]
 
 
 def test_traffic_counts_the_rows_that_change() -> None:

@@ -55,7 +55,7 @@ def test_grids_cover_all_elements_once(sizes: tuple[int, int, int, int]) -> None
             for block in version.blocks:
                 (launch,) = version.plan(problem(*sizes, dtype), block, PROPS)
                 assert isinstance(launch, Launch) and launch.block == (block,) and launch.grid[0] < 2**31
-                rows = int(launch.kernel[:-1].rsplit(",", 1)[1]) if version.number == 3 else 1
+                rows = int(launch.kernel.split(",")[2]) if version.number == 3 else 1
                 threads = {1: B * T, 2: B * T * C, 3: -(-B // rows) * T * (C // width)}[version.number]
                 assert 0 <= launch.grid[0] * block - threads < block
 
@@ -63,13 +63,15 @@ def test_grids_cover_all_elements_once(sizes: tuple[int, int, int, int]) -> None
 @pytest.mark.parametrize(
     "sizes, kernel",
     [
-        ((8, 1024, 768, 50257), "encoder_forward3<__nv_bfloat16, 8, 4>"),
-        ((1, 1024, 768, 50257), "encoder_forward3<__nv_bfloat16, 8, 1>"),
-        ((1, 8192, 8192, 50257), "encoder_forward3<__nv_bfloat16, 8, 1>"),
-        ((8, 1024, 770, 50257), "encoder_forward3<__nv_bfloat16, 1, 4>"),
+        ((8, 1024, 768, 50257), "encoder_forward3<__nv_bfloat16, 8, 4, unsigned>"),
+        ((1, 1024, 768, 50257), "encoder_forward3<__nv_bfloat16, 8, 1, unsigned>"),
+        ((1, 8192, 8192, 50257), "encoder_forward3<__nv_bfloat16, 8, 1, unsigned>"),
+        ((8, 1024, 770, 50257), "encoder_forward3<__nv_bfloat16, 1, 4, unsigned>"),
+        ((1, 4_194_303, 8192, 50257), "encoder_forward3<__nv_bfloat16, 8, 1, unsigned>"),
+        ((4, 8_388_608, 4096, 9), "encoder_forward3<__nv_bfloat16, 8, 4, Offset>"),
     ],
 )
-def test_width_and_rows_follow_from_the_sizes(sizes: tuple[int, int, int, int], kernel: str) -> None:
+def test_width_rows_and_index_follow_from_the_sizes(sizes: tuple[int, int, int, int], kernel: str) -> None:
     (launch,) = FAMILY.by_number[3].plan(problem(*sizes, "bf16"), 256, PROPS)
     assert isinstance(launch, Launch) and launch.kernel == kernel
 

@@ -112,5 +112,19 @@ def test_version_4_has_room_for_every_partial_sum(props: Props) -> None:
             assert partials.shape == own.grid == join.args[2:]
 
 
+@pytest.mark.parametrize("props", (H200, SMALL), ids=lambda props: props.name)
+def test_version_5_counts_the_blocks_from_0_in_every_launch(props: Props) -> None:
+    """A replayed graph finds the counter as the launch before has left it."""
+    version = FAMILY.by_number[5]
+    assert version.scratch is not None and version.claims_deterministic
+    for N in (1, 5000, 70778880):
+        for block in version.blocks:
+            clear, own = version.plan(problem(N), block, props)
+            assert isinstance(clear, Fill) and clear.target.tensor == "counter" and clear.value == 0.0
+            assert isinstance(own, Launch)
+            partials, counter = version.scratch(problem(N), block, props)
+            assert partials.shape == own.grid and counter.name == "counter" and counter.dtype == "uint32"
+
+
 def test_the_large_preset_does_not_fit_into_caches() -> None:
     assert 1 << 30 <= FAMILY.least_traffic(Problem(FAMILY.presets["large"], FAMILY.dtypes[0])) <= 2.5 * (1 << 30)

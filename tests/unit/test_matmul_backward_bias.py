@@ -94,7 +94,7 @@ def test_plans_have_the_block_size_asked_for_and_scratch_for_their_grid(
             assert own.block == (block,)
             assert len(own.grid) == 1 or own.grid[1] <= 65535
             assert set(tensors_of(version.plan(of, block, props))) <= {"dout", "dbias", *scratch}
-            if version.number == 9 and own.grid[1] > 1:
+            if version.number in (9, 10) and len(own.grid) > 1 and own.grid[1] > 1:
                 assert scratch["partials"].shape == (own.grid[1], of["OC"])
 
 
@@ -110,8 +110,24 @@ def test_versions_8_and_9_write_dbias_at_once_where_nothing_is_left_to_join() ->
     for number in (8, 9):
         plan = FAMILY.by_number[number].plan(problem(1, 3, 8), 256, SMALL)
         assert [step.kernel for step in plan if isinstance(step, Launch)] == [
-            "matmul_backward_bias_whole<__nv_bfloat16, true>"
+            "matmul_backward_bias10<__nv_bfloat16, true, 8>"
         ]
+
+
+@pytest.mark.parametrize(
+    "of, block, props, kernel",
+    [
+        (Problem(DEFAULT, "bf16"), 1024, H200, "10<__nv_bfloat16, true, 4>"),
+        (Problem(DEFAULT, "bf16"), 512, H200, "10<__nv_bfloat16, true, 4>"),
+        (problem(8, 1024, 3071), 512, H200, "10<__nv_bfloat16, false, 4>"),
+        (Problem(DEFAULT, "bf16"), 256, H200, "9<__nv_bfloat16, true>"),  # too few threads
+        (Problem(DEFAULT, "fp32"), 512, H200, "9<float, true>"),  # larger than L2
+        (Problem(DEFAULT, "fp32"), 1024, H200, "10<float, true, 8>"),  # as 9 does
+        (Problem(FAMILY.presets["large"], "bf16"), 256, H200, "9<__nv_bfloat16, true>"),
+    ],
+)
+def test_version_10_reads_half_lines_where_dout_is_small(of: Problem, block: int, props: Props, kernel: str) -> None:
+    assert own_kernel(FAMILY.by_number[10], of, block, props).kernel == f"matmul_backward_bias{kernel}"
 
 
 def test_rows_beyond_int_are_refused() -> None:

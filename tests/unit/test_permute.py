@@ -39,15 +39,19 @@ def test_the_check_tells_right_from_wrong(sizes: Sizes, dtype: str) -> None:
 @pytest.mark.parametrize(
     "sizes, dtype, kernel, tiles",
     [
-        ((24, 42, 20, 32), "fp32", "permute1<float, 4, 4>", 16 * 10),
-        ((24, 42, 20, 32), "bf16", "permute1<__nv_bfloat16, 8, 8>", 16 * 10),
-        ((5, 13, 8, 9), "fp32", "permute1<float, 4, 1>", 2 * 2),
-        ((8, 8, 5, 13), "fp16", "permute1<__half, 1, 8>", 1 * 2),
-        ((3, 4, 3, 4), "bf16", "permute1<__nv_bfloat16, 1, 1>", 1),
-        ((40_000, 50_000, 1, 1), "fp32", "permute1<float, 1, 4>", 31_250_000),
+        ((24, 42, 20, 32), "fp32", "permute1<float, 4, 4, 32>", 32 * 20),
+        ((24, 42, 20, 32), "bf16", "permute1<__nv_bfloat16, 8, 8, 32>", 32 * 20),
+        ((5, 13, 8, 9), "fp32", "permute1<float, 4, 1, 32>", 3 * 3),
+        ((8, 8, 5, 13), "fp16", "permute1<__half, 1, 8, 32>", 2 * 3),
+        ((3, 4, 3, 4), "bf16", "permute1<__nv_bfloat16, 1, 1, 32>", 1),
+        ((32, 44, 48, 32), "fp32", "permute1<float, 4, 4, 64>", 22 * 24),
+        ((96, 168, 80, 128), "fp32", "permute1<float, 4, 4, 64>", 252 * 160),
+        ((40_000, 50_000, 1, 1), "fp32", "permute1<float, 1, 4, 64>", 31_250_000),
     ],
 )
-def test_accesses_are_as_wide_as_rows_are_aligned(sizes: Sizes, dtype: str, kernel: str, tiles: int) -> None:
+def test_accesses_follow_alignment_and_tiles_the_number_of_multiprocessors(
+    sizes: Sizes, dtype: str, kernel: str, tiles: int
+) -> None:
     for block in FAMILY.by_number[1].blocks:
         (launch,) = FAMILY.by_number[1].plan(problem(sizes, dtype), block, PROPS)
         assert isinstance(launch, Launch)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kbench import __version__
-from kbench.cli import check, doctor, run, sweep
+from kbench.cli import check, data, doctor, run, sweep, train
 from kbench.cli import list as listing
 from kbench.cli.output import is_unwritable, one_line, report_error, report_unwritable, silence, start, state, write
 from kbench.cli.screen import document_error
@@ -146,9 +146,22 @@ def _root(
 def _add(
     application: typer.Typer, name: str, command: Callable[..., int], examples: Sequence[str], short_help: str
 ) -> None:
+    application.command(name, epilog=_examples(examples), short_help=short_help)(_abortable(command))
+
+
+def _examples(lines: Sequence[str]) -> str:
     # \b keeps the option parser from joining the lines into a paragraph.
-    epilog = "\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples)
-    application.command(name, epilog=epilog, short_help=short_help)(_abortable(command))
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _add_data(application: typer.Typer) -> None:
+    group = typer.Typer()
+    _add(group, "shakespeare", data.shakespeare, data.SHAKESPEARE_EXAMPLES, "Fetch and prepare Shakespeare's works.")
+    _add(group, "tokens", data.tokens, data.TOKENS_EXAMPLES, "Make text into a token file.")
+    _add(group, "inspect", data.inspect, data.INSPECT_EXAMPLES, "Show what a token file holds.")
+    application.add_typer(
+        group, name="data", help=data.HELP, short_help="Prepare text to train on.", epilog=_examples(data.EXAMPLES)
+    )
 
 
 def _abortable(command: Callable[..., int]) -> Callable[..., int]:
@@ -178,6 +191,8 @@ def _build() -> typer.Typer:
     _add(application, "run", run.run, run.EXAMPLES, "Check one version, then time it; or a whole ladder.")
     _add(application, "check", check.check, check.EXAMPLES, "Check versions over shapes and block sizes.")
     _add(application, "sweep", sweep.sweep, sweep.EXAMPLES, "Check, then time, every version and block size.")
+    _add(application, "train", train.train, train.EXAMPLES, "Train GPT-2 with the fastest proven versions.")
+    _add_data(application)
     _add(application, "doctor", doctor.doctor, doctor.EXAMPLES, "Show what this machine has, and what is missing.")
     return application
 

@@ -49,7 +49,7 @@ OPTIONAL = (
         "cuDNN",
         ((("nvidia-cudnn-frontend",), ""), (("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"), "cudnn")),
         "cudnn",
-        "attention_forward version 10",
+        "attention_backward version 10, attention_forward version 10",
     ),
     Library("NCCL", ((("nvidia-nccl-cu13", "nvidia-nccl-cu12"), "nccl"),), "nccl", "nccl_all_reduce"),
 )
@@ -202,7 +202,7 @@ def _optional(library: Library) -> Fact:
     if not driver_version():
         return Fact(library.name, "note", f"{lacking} is not installed, and of use only with a GPU")
     remedy = install_command(cuda_extra().replace("cuda", library.extra))
-    skipped = f"{lacking} is not installed: {library.needed_by} is skipped"
+    skipped = f"{lacking} is not installed; skipped: {library.needed_by}"
     return Fact(library.name, "note", skipped, library.needed_by, remedy)
 
 

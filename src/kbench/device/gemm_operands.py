@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kbench.contracts import AUX_DIVISOR
 from kbench.errors import LaunchRefused
 from kbench.family import DTYPES, ITEM_SIZES, STORAGE, Gemm, Matrix, Ref, Tensor
 
@@ -15,14 +16,14 @@ MATRIX_TYPES = ("fp32", "bf16", "fp16")
 
 # Every tensor starts at a multiple of this (cudaMalloc promises as much, and `CudaDevice.alloc` keeps it).
 BASE_ALIGNMENT = 256
-# Of the bias, which epilogues read 16 bytes at a time; the heuristic is not asked about it as it is about matrices.
-BIAS_ALIGNMENT = 16
+# Of what epilogues read and write, 16 bytes at a time; the heuristic is not asked about it as it is about matrices.
+EPILOGUE_ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One matrix of a GEMM, or its bias as a column, as cuBLASLt sees it. Sizes in elements, offset and alignment in
-    bytes."""
+    """One matrix of a GEMM, the one of its epilogue, or its bias as a column, as cuBLASLt sees it. Sizes in elements,
+    offset and alignment in bytes."""
 
     tensor: str
     dtype: str
@@ -65,18 +66,61 @@ def bias_operand(step: Gemm, tensors: Sequence[Tensor]) -> Operand | None:
     """The bias of a GEMM whose operands fit, if it has one. Raises LaunchRefused if it cannot be added."""
     if not step.bias:
         return None
-    ref = step.bias if isinstance(step.bias, Ref) else Ref(step.bias)
-    known = {tensor.name: tensor for tensor in tensors}
-    bias = _operand(Matrix(ref.tensor, 1, step.out.cols, offset=ref.offset), 1, known)
-    out = known[step.out.tensor]
-    if bias.dtype != out.dtype:
-        raise LaunchRefused(f"a GEMM adds a bias of its output's type {out.dtype}, {bias.tensor} holds {bias.dtype}")
-    if bias.alignment % BIAS_ALIGNMENT:
+    bias = _epilogue_operand(step, reference(step.bias), 1, tensors, "adds a bias")
+    if bias.alignment % EPILOGUE_ALIGNMENT:
         raise LaunchRefused(
             f"a GEMM reads its bias from {bias.offset} bytes into tensor {bias.tensor}, "
-            f"which is not a multiple of {BIAS_ALIGNMENT}"
+            f"which is not a multiple of {EPILOGUE_ALIGNMENT}"
         )
     return bias
+
+
+def aux_operand(step: Gemm, tensors: Sequence[Tensor]) -> Operand | None:
+    """What GELU of a GEMM is, or was, applied to, if the step names it; the GEMM's operands fit.
+
+    Raises LaunchRefused for what cuBLASLt does not take, or does not document.
+    """
+    if not step.aux:
+        return None
+    what = "keeps what GELU is applied to" if step.gelu else "goes back through GELU"
+    if step.batch > 1:
+        raise LaunchRefused(f"a GEMM that {what} has one batch member, not {step.batch}")
+    if not step.gelu and step.bias:
+        raise LaunchRefused(f"a GEMM that {what} adds no bias, here {reference(step.bias).tensor}")
+    if not step.gelu and step.beta:
+        raise LaunchRefused(f"a GEMM that {what} does not add to its output (beta {step.beta:g})")
+    aux = _epilogue_operand(step, reference(step.aux), step.out.rows, tensors, f"{what} has it")
+    if aux.alignment % EPILOGUE_ALIGNMENT:
+        raise LaunchRefused(
+            f"a GEMM that {what} has it {aux.offset} bytes into tensor {aux.tensor}, "
+            f"which is not a multiple of {EPILOGUE_ALIGNMENT}"
+        )
+    if aux.ld % AUX_DIVISOR:
+        raise LaunchRefused(f"a GEMM that {what} needs columns divisible by {AUX_DIVISOR}, {aux.tensor} has {aux.ld}")
+    _, _, out = operands(step, tensors)
+    if _overlap(aux, out):
+        raise LaunchRefused(f"a GEMM that {what} has it in tensor {aux.tensor} where it writes its output")
+    return aux
+
+
+def reference(name: str | Ref) -> Ref:
+    """A tensor and an offset, where the offset may be left out."""
+    return name if isinstance(name, Ref) else Ref(name)
+
+
+def _epilogue_operand(step: Gemm, ref: Ref, rows: int, tensors: Sequence[Tensor], what: str) -> Operand:
+    """`rows` rows of the output's width, without gaps, of its type."""
+    known = {tensor.name: tensor for tensor in tensors}
+    operand = _operand(Matrix(ref.tensor, rows, step.out.cols, offset=ref.offset), 1, known)
+    out = known[step.out.tensor]
+    if operand.dtype != out.dtype:
+        raise LaunchRefused(f"a GEMM {what} of its output's type {out.dtype}, {operand.tensor} holds {operand.dtype}")
+    return operand
+
+
+def _overlap(one: Operand, other: Operand) -> bool:
+    apart = one.offset + one.span <= other.offset or other.offset + other.span <= one.offset
+    return one.tensor == other.tensor and not apart
 
 
 def _operand(matrix: Matrix, batch: int, tensors: Mapping[str, Tensor]) -> Operand:

@@ -6,6 +6,7 @@ there are no times, as on the emulator, the highest number stands for the fastes
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,6 +119,14 @@ class Chooser:
         if not found:
             raise UsageError(f"no choice of versions covers {slot.name}", self._why_not(slot))
         return sorted(found, key=self._preference)
+
+    def alternatives(self, slot: Slot) -> Iterator[Answer]:
+        """Ways of covering a slot with any version that was measured, each need at its best block size."""
+        for way in slot.ways:
+            options = [[c for c in self._candidates(need) if c.ms is not None] for need in way.needs]
+            for candidates in itertools.product(*options):
+                if not way.pair or set(candidates[1].version.needs) <= set(candidates[0].version.saves):
+                    yield Answer(slot, way, candidates)
 
     def eligible(self, need: Need) -> list[Version]:
         """Versions that take a need's problem and can run here, in rising order."""

@@ -113,7 +113,7 @@ class Loop:
             self.batches.rewind()
         self.trainer.step(next(self.batches) for _ in range(self.trainer.shape.micro_steps))
         self._outcome.step = step + 1
-        while self.trainer.pending > 1:  # the report of the step before, while this one runs
+        while self.trainer.pending > self.trainer.late:  # the report of the step before, while this one runs
             self._took(self.trainer.report())
 
     def _drain(self) -> None:

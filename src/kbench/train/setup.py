@@ -109,13 +109,14 @@ class Workshop:
     def _chooser(self, shape: Shape, total: int, wanted: Wanted, trials: Trials) -> Chooser:
         if self.device.kind != "cuda":
             return Chooser(self.catalog, wanted, None, self.deterministic)
-        chooser = Chooser(self.catalog, wanted, self._times(), self.deterministic)
-        if wanted.rule == "best" and (missing := trials.missing(shape, total, chooser, self._times())):
+        chooser = Chooser(self.catalog, wanted, self.times(), self.deterministic)
+        if wanted.rule == "best" and (missing := trials.missing(shape, total, chooser, self.times())):
             trials.sweep(shape, total, chooser, missing)
-            chooser = Chooser(self.catalog, wanted, self._times(), self.deterministic)
+            chooser = Chooser(self.catalog, wanted, self.times(), self.deterministic)
         return chooser
 
-    def _times(self) -> Times:
+    def times(self) -> Times:
+        """What best.json knows of this GPU."""
         return Times(load_best(self.results), self.device.row_name)
 
     def _built(self, shape: Shape, answers: Sequence[Answer]) -> Chosen:
@@ -128,7 +129,7 @@ class Workshop:
         while batch:
             smaller = replace(shape, batch=batch)
             total = Layout(shape.model).count
-            times = None if self.device.kind != "cuda" else self._times()
+            times = None if self.device.kind != "cuda" else self.times()
             chooser = Chooser(self.catalog, wanted, times, self.deterministic)
             try:
                 answers = [min(chooser.answers(slot), key=_kept_bytes) for slot in slots(smaller, total)]

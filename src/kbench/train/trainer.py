@@ -26,8 +26,9 @@ BETA1, BETA2, EPSILON = 0.9, 0.95, 1e-8
 
 @dataclass(frozen=True)
 class Settings:
-    """What stays the same over a run. clip: the largest norm of all gradients, 0 for no limit. skip_loss_z, skip_norm_z:
-    z-scores beyond which an update is skipped, 0 for never. seed: of stochastic rounding."""
+    """What stays the same over a run. rates: the learning rate of every step. clip: the largest norm of all gradients,
+    0 for no limit. skip_loss_z, skip_norm_z: z-scores beyond which an update is skipped, 0 for never. seed: of
+    stochastic rounding."""
 
     rates: Sequence[float]
     weight_decay: float = 0.0
@@ -151,6 +152,11 @@ class Trainer:
         self.gradient(batches)
         self._run("update")
         self.feed.ask()
+
+    @property
+    def late(self) -> int:
+        """How many steps a report may come late so that the device need not wait for the host."""
+        return 1 if self._on_gpu else 0
 
     @property
     def pending(self) -> int:

@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 
 # Numbers of our own: the code under test must take them from the library's enums.
-DESC = enum.IntEnum("MatmulDescAttribute", ["TRANSB", "TRANSA", "BIAS_DATA_TYPE", "BIAS_POINTER", "EPILOGUE"])
+DESC = enum.IntEnum(
+    "MatmulDescAttribute",
+    [
+        "TRANSB",
+        "TRANSA",
+        "BIAS_DATA_TYPE",
+        "BIAS_POINTER",
+        "EPILOGUE",
+        "EPILOGUE_AUX_LD",
+        "EPILOGUE_AUX_POINTER",
+    ],
+)
 LAYOUT = enum.IntEnum("MatrixLayoutAttribute", ["STRIDED_BATCH_OFFSET", "BATCH_COUNT"])
 PREFERENCE = enum.IntEnum(
     "MatmulPreferenceAttribute",
@@ -23,7 +34,10 @@ PREFERENCE = enum.IntEnum(
         "MIN_ALIGNMENT_A_BYTES",
     ],
 )
-EPILOGUE = enum.IntEnum("Epilogue", {"GELU_BIAS": 70, "GELU": 71, "BIAS": 72, "DEFAULT": 73})
+EPILOGUE = enum.IntEnum(
+    "Epilogue",
+    {"GELU_BIAS": 70, "GELU": 71, "BIAS": 72, "DEFAULT": 73, "DGELU": 74, "GELU_AUX": 75, "GELU_AUX_BIAS": 76},
+)
 REDUCTION = enum.IntEnum("ReductionScheme", {"COMPUTE_TYPE": 80, "MASK": 81})
 OPERATION = enum.IntEnum("Operation", {"N": 40, "T": 41})
 COMPUTE = enum.IntEnum("ComputeType", {"COMPUTE_32F": 50, "COMPUTE_32F_FAST_TF32": 51})
@@ -32,6 +46,14 @@ TYPE = enum.IntEnum("CudaDataType", {"CUDA_R_32F": 60, "CUDA_R_16BF": 61, "CUDA_
 
 class Refused(Exception):
     """What the library raises."""
+
+
+def _inside_tanh(x: Any) -> Any:
+    return np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)
+
+
+def _slope_inside_tanh(x: Any) -> Any:
+    return np.sqrt(2.0 / np.pi) * (1.0 + 3.0 * 0.044715 * x**2)
 
 
 class FakeApi:
@@ -94,7 +116,8 @@ class FakeApi:
         self._set(PREFERENCE, *args)
 
     def get_matmul_desc_attribute_dtype(self, attribute: int) -> Any:
-        return {DESC.BIAS_POINTER: np.int64, DESC.EPILOGUE: np.uint32}.get(DESC(attribute), np.int32)
+        wide = (DESC.BIAS_POINTER, DESC.EPILOGUE_AUX_POINTER, DESC.EPILOGUE_AUX_LD)
+        return np.int64 if attribute in wide else np.uint32 if attribute == DESC.EPILOGUE else np.int32
 
     def get_matrix_layout_attribute_dtype(self, attribute: int) -> Any:
         return np.int64 if attribute == LAYOUT.STRIDED_BATCH_OFFSET else np.int32
@@ -134,16 +157,29 @@ class FakeApi:
             out[...] = self._epilogue(flags, scale[0] * (left @ right) + before)
 
     def _epilogue(self, flags: dict[str, Any], values: Any) -> Any:
-        """With a bias per row of a column-major result, the same for all members of a batch."""
+        """With a bias per row of a column-major result, the same for all members of a batch. The auxiliary matrix has
+        the result's shape and type, and a leading dimension that is divisible by 8."""
         kind = EPILOGUE(flags["EPILOGUE"]).name
         if "BIAS" in kind:
             assert flags["BIAS_DATA_TYPE"] == TYPE.CUDA_R_32F
             rows = values.shape[0]
             bias = (ctypes.c_float * rows).from_address(flags["BIAS_POINTER"])
             values = values + np.ctypeslib.as_array(bias)[:, None]
+        aux = self._aux(flags, values.shape) if "AUX" in kind or kind == "DGELU" else None
+        if kind == "DGELU":
+            u, slope_of_u = (f(aux.astype(np.float64)) for f in (_inside_tanh, _slope_inside_tanh))
+            return values * (0.5 * (1.0 + np.tanh(u)) + 0.5 * aux * slope_of_u / np.cosh(u) ** 2)
+        if aux is not None:
+            aux[...] = values
         if "GELU" in kind:
-            values = 0.5 * values * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (values + 0.044715 * values**3)))
+            values = 0.5 * values * (1.0 + np.tanh(_inside_tanh(values)))
         return values
+
+    def _aux(self, flags: dict[str, Any], shape: tuple[int, int]) -> Any:
+        ld, address = flags["EPILOGUE_AUX_LD"], flags["EPILOGUE_AUX_POINTER"]
+        assert ld % 8 == 0 and ld >= shape[0]
+        size = 4 * (ld * (shape[1] - 1) + shape[0])
+        return np.ndarray(shape, np.float32, (ctypes.c_char * size).from_address(address), strides=(4, 4 * ld))
 
     def _batch(self, address: int, layout: int) -> list[Any]:
         fields = self.objects[layout]

@@ -20,6 +20,7 @@ from kbench.device.cuda.memory import allocate, check_redzones, copy_in, copy_ou
 from kbench.device.cuda.probe import driver_release
 from kbench.device.cuda.probe import probe_gpu as probe_gpu
 from kbench.device.cuda.sdpa import Cudnn, PreparedSdpa
+from kbench.device.cuda.sdpa_backward import PreparedSdpaBackward
 from kbench.device.cuda.steps import (
     Address,
     Kernel,
@@ -34,7 +35,7 @@ from kbench.device.cuda.tune import choose
 from kbench.device.cuda.versions import library_versions
 from kbench.device.dtypes import numpy_dtype
 from kbench.errors import CannotRunError, LaunchRefused
-from kbench.family import AllReduce, Array, Fill, Gemm, Launch, Props, Sdpa, Step, Tensor, kernels_of
+from kbench.family import AllReduce, Array, Fill, Gemm, Launch, Props, Sdpa, SdpaBackward, Step, Tensor, kernels_of
 from kbench.source import Source
 
 
@@ -48,13 +49,13 @@ class Module:
 
 @dataclass(frozen=True, repr=False)
 class CapturedPlan:
-    """A CUDA graph of a bound plan; keeps alive the memory whose addresses are in it."""
+    """A CUDA graph of bound plans; keeps alive the memory whose addresses are in it."""
 
     graph: Any
-    bound: Bound
+    bounds: tuple[Bound, ...]
 
     def launch(self, stream: Any) -> None:
-        """Queue the whole plan on a CuPy stream."""
+        """Queue all of it on a CuPy stream."""
         self.graph.launch(stream=stream)
 
 
@@ -191,10 +192,12 @@ class CudaDevice(Device):
             return launch
         if isinstance(step, Gemm):
             return self._prepare_gemm(step, tensors, notes)
-        if isinstance(step, Sdpa):
+        if isinstance(step, Sdpa | SdpaBackward):
             with self._lock:
                 self._cudnn = self._cudnn or Cudnn()
-            return PreparedSdpa(self._cudnn, step, tensors)
+            if isinstance(step, Sdpa):
+                return PreparedSdpa(self._cudnn, step, tensors)
+            return PreparedSdpaBackward(self._cudnn, step, tensors)
         if isinstance(step, AllReduce):
             return _AllReduceStep(step, tensors, self._groups.of)
         return PreparedFill(step, tensors) if isinstance(step, Fill) else PreparedCopy(step, tensors)
@@ -220,7 +223,7 @@ class CudaDevice(Device):
             raise error_of(int(status), doing, kernel.name)
         kernel.allowed_shared = size
 
-    def bind(self, prepared: Prepared, buffers: Mapping[str, Buffer]) -> Bound:
+    def bind(self, prepared: Prepared, buffers: Mapping[str, Buffer], workspace: Buffer | None = None) -> Bound:
         def address(name: str) -> int:
             if name not in buffers:
                 raise LaunchRefused(f"the plan uses tensor {name}, for which there is no memory")
@@ -228,11 +231,12 @@ class CudaDevice(Device):
 
         with self.activate(), translated("binding a plan"):
             # One workspace for all steps: on one stream they never run at the same time.
-            size = prepared.workspace
-            workspace = reserve(size, "the workspace of libraries", self.free_memory) if size else None
-            start = int(workspace.ptr) if workspace is not None else 0
+            size, own = prepared.workspace, None
+            if size and workspace is None:
+                own = reserve(size, "the workspace of libraries", self.free_memory)
+            start = workspace.address if workspace is not None else int(own.ptr) if own is not None else 0
             runners = tuple(step.bind(address, start) for step in prepared.native)
-        return Bound(prepared, _BoundPlan(runners, workspace, dict(buffers)))
+        return Bound(prepared, _BoundPlan(runners, own or workspace, dict(buffers)))
 
     def enqueue(self, bound: Bound, stream: Any = None, schedule: str = "") -> None:
         """Queue all steps, on `stream` (a CuPy stream) or the device's own. Must run inside `activate()`."""
@@ -252,19 +256,20 @@ class CudaDevice(Device):
                 if isinstance(run, BoundAllReduce):
                     run.collect(self.stream)
 
-    def capture(self, bound: Bound) -> CapturedPlan:
-        """The plan as a CUDA graph, ready to launch; nothing has run."""
+    def capture(self, *bounds: Bound) -> CapturedPlan:
+        """Plans, one after the other, as one CUDA graph, ready to launch; nothing has run."""
         with self.activate(), translated("capturing a plan into a CUDA graph"):
             self.stream.begin_capture()
             try:
-                self.enqueue(bound)
+                for bound in bounds:
+                    self.enqueue(bound)
             except BaseException:
                 with contextlib.suppress(Exception):  # the capture is invalid: only leave it
                     self.stream.end_capture()
                 raise
             graph = self.stream.end_capture()
             graph.upload(self.stream)
-        return CapturedPlan(graph, bound)
+        return CapturedPlan(graph, bounds)
 
     def synchronize(self) -> None:
         with translated("the work on the GPU was stopped"):

@@ -12,12 +12,12 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kbench.device.cuda.steps import Address, Runner, raise_if_lost
-from kbench.device.gemm_operands import BASE_ALIGNMENT, bias_operand, operands
+from kbench.device.gemm_operands import BASE_ALIGNMENT, aux_operand, bias_operand, operands
 from kbench.device.gemm_operands import Operand as Operand
 from kbench.errors import CannotRunError, LaunchRefused
 from kbench.family import Gemm, Tensor
@@ -27,8 +27,27 @@ from kbench.install import install_command
 _COMPUTE = {"fp32": "COMPUTE_32F", "tf32": "COMPUTE_32F_FAST_TF32", "bf16": "COMPUTE_32F", "fp16": "COMPUTE_32F"}
 _TYPES = {"fp32": "CUDA_R_32F", "bf16": "CUDA_R_16BF", "fp16": "CUDA_R_16F"}
 
-# Names of the library's epilogues, by (whether there is a bias, whether GELU follows).
-_EPILOGUES = {(False, False): "DEFAULT", (True, False): "BIAS", (False, True): "GELU", (True, True): "GELU_BIAS"}
+# Names of the library's epilogues, by (whether there is a bias, whether GELU follows, whether there is a matrix of what
+# it is, or was, applied to).
+_EPILOGUES = {
+    (False, False, False): "DEFAULT",
+    (True, False, False): "BIAS",
+    (False, True, False): "GELU",
+    (True, True, False): "GELU_BIAS",
+    (False, True, True): "GELU_AUX",
+    (True, True, True): "GELU_AUX_BIAS",
+    (False, False, True): "DGELU",
+}
+
+
+class Addresses(NamedTuple):
+    """Where the operands of one binding begin; 0 for what a GEMM does not have."""
+
+    left: int
+    right: int
+    out: int
+    bias: int = 0
+    aux: int = 0
 
 
 class CublasLt:
@@ -89,14 +108,20 @@ class PreparedGemm:
     def __init__(self, lt: CublasLt, step: Gemm, tensors: Sequence[Tensor]):
         self.lt, self.step = lt, step
         self.left, self.right, self.out = operands(step, tensors)
-        self.bias = bias_operand(step, tensors)
+        self.bias, self.aux = bias_operand(step, tensors), aux_operand(step, tensors)
         self.algo = np.zeros(1, dtype=lt.api.matmul_algo_dtype)
         self.workspace = 0
         self._objects = _Objects(lt, self)
-        # An address that nothing is read from: it tells the heuristic how well the bias will be aligned.
-        self._desc = self._matmul_desc(self._objects, self.bias.alignment if self.bias else 0)
+        # Addresses that nothing is read from: they tell the heuristic how well bias and aux will be aligned.
+        self._desc = self._matmul_desc(self._objects, *(o.alignment if o else 0 for o in (self.bias, self.aux)))
         self._layouts = tuple(self._layout(operand) for operand in (self.left, self.right, self.out))
         self._alpha, self._beta = ctypes.c_float(step.alpha), ctypes.c_float(step.beta)
+
+    @property
+    def operands(self) -> dict[str, Operand]:
+        """All that it has, by the names of `Addresses`."""
+        found = {"left": self.left, "right": self.right, "out": self.out, "bias": self.bias, "aux": self.aux}
+        return {name: operand for name, operand in found.items() if operand is not None}
 
     @property
     def notes(self) -> list[str]:
@@ -117,6 +142,7 @@ class PreparedGemm:
             "beta": self.step.beta != 0,
             "epilogue": self._epilogue,
             "bias alignment": self.bias.alignment if self.bias else 0,
+            "aux alignment": self.aux.alignment if self.aux else 0,
             "reductions": self._reductions,
         }
 
@@ -157,22 +183,19 @@ class PreparedGemm:
 
     def bind(self, address: Address, workspace: int) -> Runner:
         """Queue-able work; `workspace` is the address of at least `self.workspace` bytes."""
-        left, right, out = (self._address(operand, address) for operand in (self.left, self.right, self.out))
-        bias = self._address(self.bias, address) if self.bias else 0
-        return self.runner(left, right, out, bias, self.algo, workspace, self.workspace)
+        places = {name: self._address(operand, address) for name, operand in self.operands.items()}
+        return self.runner(Addresses(**places), self.algo, workspace, self.workspace)
 
-    def runner(
-        self, left: int, right: int, out: int, bias: int, algo: Any, workspace: int, workspace_bytes: int
-    ) -> Runner:
-        """Queue-able work on addresses; `bias` is 0 where the GEMM has none."""
+    def runner(self, at: Addresses, algo: Any, workspace: int, workspace_bytes: int) -> Runner:
+        """Queue-able work on addresses."""
         left_layout, right_layout, out_layout = self._layouts
         # All arguments but the descriptor, which comes second.
         arguments = (
-            ctypes.addressof(self._alpha), left, left_layout, right, right_layout,
-            ctypes.addressof(self._beta), out, out_layout, out, out_layout,
+            ctypes.addressof(self._alpha), at.left, left_layout, at.right, right_layout,
+            ctypes.addressof(self._beta), at.out, out_layout, at.out, out_layout,
             algo.ctypes.data, workspace, workspace_bytes,
         )  # fmt: skip
-        return _BoundGemm(self, bias, algo, arguments)
+        return _BoundGemm(self, at, algo, arguments)
 
     def __str__(self) -> str:
         m, n, k = self.step.mnk
@@ -181,7 +204,7 @@ class PreparedGemm:
 
     @property
     def _epilogue(self) -> str:
-        return _EPILOGUES[self.bias is not None, self.step.gelu]
+        return _EPILOGUES[self.bias is not None, self.step.gelu, self.aux is not None]
 
     @property
     def _reductions(self) -> str:
@@ -195,8 +218,8 @@ class PreparedGemm:
             raise LaunchRefused(f"tensor {operand.tensor} is not aligned to {BASE_ALIGNMENT} bytes, as {self} needs")
         return base + operand.offset
 
-    def _matmul_desc(self, objects: _Objects, bias: int) -> int:
-        """A descriptor that belongs to `objects`: the address of the bias is part of it."""
+    def _matmul_desc(self, objects: _Objects, bias: int, aux: int) -> int:
+        """A descriptor that belongs to `objects`: the addresses of bias and aux are part of it."""
         lt = self.lt
         desc = objects.make("matmul_desc", lt.compute_type(self.step.compute), lt.data_type("fp32"))
         lt.set_attribute("matmul_desc", desc, "TRANSA", lt.operation(self.left.transpose))
@@ -206,11 +229,16 @@ class PreparedGemm:
             # The same vector for all members of a batch: BIAS_BATCH_STRIDE stays 0.
             lt.set_attribute("matmul_desc", desc, "BIAS_DATA_TYPE", lt.data_type(self.bias.dtype))
             lt.set_attribute("matmul_desc", desc, "BIAS_POINTER", bias)
+        if self.aux:
+            # EPILOGUE_AUX_DATA_TYPE stays unset, as the library asks: it then is the output's type.
+            lt.set_attribute("matmul_desc", desc, "EPILOGUE_AUX_LD", self.aux.ld)
+            lt.set_attribute("matmul_desc", desc, "EPILOGUE_AUX_POINTER", aux)
         return desc
 
-    def bound_desc(self, owner: object, bias: int) -> int:
+    def bound_desc(self, owner: object, at: Addresses) -> int:
         """The descriptor for one binding, which lives as long as `owner` where it is not shared by all."""
-        return self._matmul_desc(_Objects(self.lt, owner), bias) if self.bias else self._desc
+        own = self.bias is not None or self.aux is not None
+        return self._matmul_desc(_Objects(self.lt, owner), at.bias, at.aux) if own else self._desc
 
     def _layout(self, operand: Operand) -> int:
         kind, sizes = self.lt.data_type(operand.dtype), (operand.rows, operand.cols, operand.ld)
@@ -253,9 +281,9 @@ def _run_all(functions: list[Callable[[], None]]) -> None:
 class _BoundGemm:
     """cublasLtMatmul with every argument but the stream; keeps descriptors, scalars and algorithm alive."""
 
-    def __init__(self, gemm: PreparedGemm, bias: int, algo: Any, arguments: tuple[int, ...]):
+    def __init__(self, gemm: PreparedGemm, at: Addresses, algo: Any, arguments: tuple[int, ...]):
         self._gemm, self._algo = gemm, algo
-        self._before = (gemm.lt.handle, gemm.bound_desc(self, bias), *arguments)
+        self._before = (gemm.lt.handle, gemm.bound_desc(self, at), *arguments)
         self._matmul = gemm.lt.api.matmul
 
     def __call__(self, stream: int) -> None:

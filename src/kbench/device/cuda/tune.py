@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kbench.device.cuda import cache as disk
-from kbench.device.cuda.gemm import Operand, PreparedGemm
+from kbench.device.cuda.gemm import Addresses, Operand, PreparedGemm
 from kbench.device.cuda.steps import Runner, driver_api
 from kbench.device.dtypes import numpy_dtype
 from kbench.errors import LaunchRefused
@@ -87,8 +87,7 @@ def _from_disk(gemm: PreparedGemm, key: dict[str, Any]) -> tuple[Any, int] | Non
 
 
 def _scratch_bytes(gemm: PreparedGemm, candidates: list[tuple[Any, int]], l2_bytes: int) -> int:
-    operands = (gemm.left, gemm.right, gemm.out, *([gemm.bias] if gemm.bias else []))
-    spans = sum(operand.span + operand.alignment for operand in operands)
+    spans = sum(operand.span + operand.alignment for operand in gemm.operands.values())
     return spans + max(workspace for _, workspace in candidates) + _FLUSH_FACTOR * l2_bytes
 
 
@@ -97,14 +96,11 @@ def _measure(gemm: PreparedGemm, candidates: list[tuple[Any, int]], l2_bytes: in
     import cupy
 
     rng = np.random.default_rng(0)
-    left, right, out = (_Scratch(operand, rng, stream) for operand in (gemm.left, gemm.right, gemm.out))
-    bias = _Scratch(gemm.bias, rng, stream) if gemm.bias else None
+    scratch = {name: _Scratch(operand, rng, stream) for name, operand in gemm.operands.items()}
+    places = Addresses(**{name: memory.address for name, memory in scratch.items()})
     workspace = cupy.cuda.alloc(max(1, *(size for _, size in candidates)))
     flush = cupy.cuda.alloc(_FLUSH_FACTOR * l2_bytes)
-    runners: list[Runner | None] = [
-        gemm.runner(left.address, right.address, out.address, bias.address if bias else 0, algo, workspace.ptr, size)
-        for algo, size in candidates
-    ]
+    runners: list[Runner | None] = [gemm.runner(places, algo, workspace.ptr, size) for algo, size in candidates]
     samples: list[list[tuple[Any, Any]]] = [[] for _ in candidates]
     for _ in range(1 + _REPEATS):  # the first round warms up
         for index, runner in enumerate(runners):

@@ -127,7 +127,7 @@ class EmulatorDevice(Device):
                 steps.check_step(step, by_name)
         return Prepared(tuple(plan), tuple(infos.values()), tuple(tensors), native=module)
 
-    def bind(self, prepared: Prepared, buffers: Mapping[str, Buffer]) -> Bound:
+    def bind(self, prepared: Prepared, buffers: Mapping[str, Buffer], workspace: Buffer | None = None) -> Bound:
         def address(ref: Ref) -> int:
             buffer = buffers[ref.tensor]
             return buffer.address + ref.offset * numpy_dtype(buffer.tensor.dtype).itemsize

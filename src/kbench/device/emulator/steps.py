@@ -9,12 +9,12 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from kbench.device.base import Buffer
-from kbench.device.gemm_operands import bias_operand, operands
+from kbench.device.gemm_operands import aux_operand, bias_operand, operands, reference
 from kbench.errors import LaunchRefused, LibraryMissing
-from kbench.family import AllReduce, Array, Copy, Fill, Gemm, Matrix, Ref, Sdpa, Tensor
+from kbench.family import AllReduce, Array, Copy, Fill, Gemm, Matrix, Ref, Sdpa, SdpaBackward, Tensor
 
 # The steps that are no kernels, but a library's work.
-LibraryStep = Gemm | Fill | Copy | Sdpa | AllReduce
+LibraryStep = Gemm | Fill | Copy | Sdpa | SdpaBackward | AllReduce
 
 _TF32_DROPPED = 13  # of fp32's 23 mantissa bits; 10 stay
 
@@ -22,12 +22,13 @@ _TF32_DROPPED = 13  # of fp32's 23 mantissa bits; 10 stay
 def check_step(step: LibraryStep, tensors: Mapping[str, Tensor]) -> None:
     """Raises LaunchRefused for what a GPU refuses too: a step that reaches outside a tensor, types that do not go
     together, outputs that overlap. Raises LibraryMissing for a step that only a GPU's library can do."""
-    if isinstance(step, Sdpa | AllReduce):
-        library = "cuDNN's attention" if isinstance(step, Sdpa) else "NCCL"
+    if isinstance(step, Sdpa | SdpaBackward | AllReduce):
+        library = "NCCL" if isinstance(step, AllReduce) else "cuDNN's attention"
         raise LibraryMissing(f"the emulator has no {library}")
     if isinstance(step, Gemm):
         operands(step, [*tensors.values()])
         bias_operand(step, [*tensors.values()])
+        aux_operand(step, [*tensors.values()])
     elif isinstance(step, Fill):
         _known("Fill", step.target.tensor, tensors)
         _check_range("Fill", step.target, fill_count(step, tensors), tensors)
@@ -74,9 +75,14 @@ def _gemm(step: Gemm, buffers: Mapping[str, Buffer]) -> None:
         if step.beta != 0.0:  # with beta 0 the output is not read: it may be a NaN
             product += np.float32(step.beta) * out.astype(np.float32)
         if step.bias:
-            product += _elements(buffers, _bias(step), step.out.cols).astype(np.float32)
+            product += _elements(buffers, reference(step.bias), step.out.cols).astype(np.float32)
+        aux = _aux(step, buffers) if step.aux else None
         if step.gelu:
+            if aux is not None:
+                aux[...] = product[0].astype(aux.dtype)
             product = _gelu(product)
+        elif aux is not None:
+            product *= _gelu_slope(aux.astype(np.float32))
         out[...] = product.astype(out.dtype)
 
 
@@ -85,8 +91,17 @@ def _gelu(x: Array) -> Array:
     return np.float32(0.5) * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))
 
 
-def _bias(step: Gemm) -> Ref:
-    return step.bias if isinstance(step.bias, Ref) else Ref(step.bias)
+def _gelu_slope(x: Array) -> Array:
+    """The derivative of `_gelu` at x."""
+    slope_of_u = np.float32(math.sqrt(2 / math.pi)) * (1 + np.float32(3 * 0.044715) * x * x)
+    tanh = np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3))
+    return np.float32(0.5) * (1 + tanh) + np.float32(0.5) * x * (1 - tanh * tanh) * slope_of_u
+
+
+def _aux(step: Gemm, buffers: Mapping[str, Buffer]) -> Array:
+    """What GELU is, or was, applied to, as a matrix that shares the buffer's memory."""
+    shape = (step.out.rows, step.out.cols)
+    return _elements(buffers, reference(step.aux), math.prod(shape)).reshape(shape)
 
 
 def _operand(matrix: Matrix, step: Gemm, buffers: Mapping[str, Buffer]) -> Array:

@@ -23,4 +23,20 @@ BUGS = {
         "rows[position] = last[inp[position]];", "rows[position] = int(position);",
         version=2, block=32, sizes=sizes(4, 9, 8, 3), dtype="bf16",
     ),
+    "positions of a run that goes on after its piece are lost": Bug(
+        "    if (goes_on) store_part(", "    if (goes_on && !began_before) store_part(",
+        version=3, block=64, sizes=sizes(3, 31, 4, 1),
+    ),
+    "a piece takes a run that began before it for a run of its own": Bug(
+        "bool began_before = begin > 0 && tokens[begin - 1] == tokens[begin];", "bool began_before = false;",
+        version=3, block=64, sizes=sizes(3, 31, 4, 5),
+    ),
+    "positions with the same digit change their order, which the pass before gave them": Bug(
+        "__popc(same & ((1u << lane_index()) - 1));", "__popc(same & ~((2u << lane_index()) - 1));",
+        version=3, block=64, sizes=sizes(1, 500, 3, 300),
+    ),
+    "parts are read before all warps have stored theirs": Bug(
+        "lane_index() * N, sums);\n    __syncthreads();", "lane_index() * N, sums);",
+        version=3, block=64, sizes=sizes(3, 63, 4, 1),
+    ),
 }  # fmt: skip

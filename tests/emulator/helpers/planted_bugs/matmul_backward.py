@@ -2,8 +2,9 @@
 
 from planted_bugs.bug import Bug
 
-_STRETCHES = {"B": 3, "T": 67, "C": 4, "OC": 37, "accumulate": 1}
-_ALIGNED = {"B": 1, "T": 33, "C": 12, "OC": 132, "accumulate": 1}
+_STRETCHES = {"B": 3, "T": 67, "C": 4, "OC": 37, "accumulate": 1, "gelu": 0, "bias": 1}
+_ALIGNED = {"B": 1, "T": 33, "C": 12, "OC": 132, "accumulate": 1, "gelu": 0, "bias": 1}
+_GELU = {"B": 1, "T": 301, "C": 7, "OC": 5, "accumulate": 1, "gelu": 1, "bias": 1}
 
 BUGS = {
     "the gradient of the bias is overwritten where it is to be added to": Bug(
@@ -18,5 +19,14 @@ BUGS = {
     ),
     "channels of a packet are put back in the wrong order": Bug(
         "place % kWarpSize * kPacket + place / kWarpSize", "place", 1, 256, _ALIGNED
+    ),
+    "what is left of the last packet does not go back through GELU": Bug(
+        "for (Offset i = first; i < count; ++i)", "for (Offset i = first; i < count - 7; ++i)", 1, 256, _GELU
+    ),
+    "packets past the last element are written": Bug(
+        "first + kPacket <= count", "first <= count", 1, 256, _GELU
+    ),
+    "GELU's derivative lacks the slope of its cubic term": Bug(
+        "(kSlope * (1.0f + 3.0f * kCubic * square))", "kSlope", 1, 256, _GELU
     ),
 }  # fmt: skip

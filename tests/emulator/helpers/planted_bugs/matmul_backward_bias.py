@@ -19,4 +19,8 @@ BUGS = {
         "Whole || i < count ? value : 0.0f", "value",
         version=8, block=32, sizes={"B": 1, "T": 7, "OC": 5, "accumulate": 1},
     ),
+    "lanes are joined as if each warp read whole lines": Bug(
+        "for (int distance = Across;", "for (int distance = 8;",
+        version=10, block=256, sizes={"B": 1, "T": 97, "OC": 136, "accumulate": 1},
+    ),
 }  # fmt: skip

@@ -1,0 +1,446 @@
+"""`kbench train gpt2`: a GPT-2 trained by the versions that were chosen and proven."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kbench.cli import options as o
+from kbench.cli.screen import Screen
+from kbench.cli.table import Column
+from kbench.errors import Exit, UsageError
+
+if TYPE_CHECKING:
+    from kbench.train.gradcheck import Finding
+    from kbench.train.loop import Outcome
+    from kbench.train.run import Run
+    from kbench.train.setup import Chosen, Workshop
+
+EXAMPLES = (
+    "kbench train gpt2",
+    "kbench train gpt2 --model d12 --batch 64 --steps 50 --out runs/first",
+    "kbench train gpt2 --use naive,layernorm_forward=5 --explain",
+    "kbench train gpt2 --resume runs/first",
+)
+
+# What may be changed where a run goes on: nothing that decides the numbers of a step already done.
+_MAY_CHANGE = ("steps", "use", "val_every", "val_batches", "sample_every", "sample_length", "temperature", "hellaswag",
+               "checkpoint_every", "keep", "major", "data", "val_data")  # fmt: skip
+_NOT_OF_THE_RUN = ("name", "resume", "out", "explain", "check", "export", "device", "family_dir", "time_limit",
+                   "workers", "results", "json", "debug")  # fmt: skip
+
+
+def train(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="MODEL", help="What to train: gpt2.")],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="NAME", help="nano, d6, d12, d24, d36 or d48. d12; nano on the emulator."),
+    ] = None,
+    layers: Annotated[int | None, typer.Option("--layers", metavar="N", help="In place of the model's.")] = None,
+    heads: Annotated[int | None, typer.Option("--heads", metavar="N", help="In place of the model's.")] = None,
+    channels: Annotated[int | None, typer.Option("--channels", metavar="N", help="In place of the model's.")] = None,
+    vocab: Annotated[int | None, typer.Option("--vocab", metavar="N", help="In place of the model's.")] = None,
+    context_length: Annotated[
+        int | None, typer.Option("--context", metavar="N", help="Longest sequence, in place of the model's.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", metavar="B", help="Sequences of a micro-step.")] = 4,
+    seq: Annotated[
+        int | None, typer.Option("--seq", metavar="T", help="Tokens of a sequence. 1024, or the context if less.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="NAME", help="fp32, tf32 or bf16. bf16; fp32 on the emulator.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", metavar="N", help="Updates in all. 50; 10 on the emulator.")
+    ] = None,
+    micro_steps: Annotated[
+        int, typer.Option("--micro-steps", metavar="N", help="Batches whose gradients make one update.")
+    ] = 1,
+    recompute: Annotated[
+        int | None,
+        typer.Option(
+            "--recompute", metavar="0|1|2", help="1: GELU again on the way back, 2: LayerNorms too. What fits."
+        ),
+    ] = None,
+    weights: Annotated[
+        str, typer.Option("--weights", metavar="FILE", help="llm.c's .bin, safetensors, or scratch.")
+    ] = "scratch",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data", metavar="FILE", help="Token file, 'shards_*.bin', a text, or shakespeare. A short story."
+        ),
+    ] = None,
+    val_data: Annotated[
+        str | None, typer.Option("--val-data", metavar="FILE", help="For validation, in place of a part held out.")
+    ] = None,
+    use: Annotated[
+        str, typer.Option("--use", metavar="CHOICE", help="Versions: best, naive, or FAMILY=N,... beside either.")
+    ] = "best",
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Only versions that give the same bits at every launch.")
+    ] = False,
+    lr: Annotated[float, typer.Option("--lr", metavar="X", help="Learning rate.")] = 3e-4,
+    schedule: Annotated[
+        str, typer.Option("--schedule", metavar="NAME", help="constant, cosine, linear or wsd.")
+    ] = "constant",
+    warmup: Annotated[int, typer.Option("--warmup", metavar="N", help="Steps over which the rate rises.")] = 0,
+    final_fraction: Annotated[
+        float, typer.Option("--final-fraction", metavar="X", help="Of the rate, where it ends.")
+    ] = 0.0,
+    weight_decay: Annotated[float, typer.Option("--weight-decay", metavar="X", help="Of matrices.")] = 0.0,
+    clip: Annotated[float, typer.Option("--clip", metavar="X", help="Largest norm of the gradients; 0: none.")] = 1.0,
+    skip_loss_z: Annotated[
+        float, typer.Option("--skip-loss-z", metavar="Z", help="Skip updates whose loss is so many deviations off.")
+    ] = 0.0,
+    skip_norm_z: Annotated[
+        float, typer.Option("--skip-norm-z", metavar="Z", help="The same of the gradients' norm.")
+    ] = 0.0,
+    val_every: Annotated[
+        int, typer.Option("--val-every", metavar="N", help="Steps between validations; 0: none.")
+    ] = 20,
+    val_batches: Annotated[
+        int, typer.Option("--val-batches", metavar="N", help="Of a validation; 0: the whole split.")
+    ] = 20,
+    sample_every: Annotated[
+        int, typer.Option("--sample-every", metavar="N", help="Steps between samples of text; 0: none.")
+    ] = 0,
+    sample_length: Annotated[int, typer.Option("--sample-length", metavar="N", help="Tokens of a sample.")] = 64,
+    temperature: Annotated[
+        float, typer.Option("--temperature", metavar="X", help="Of sampling; 0 takes the likeliest.")
+    ] = 1.0,
+    hellaswag: Annotated[
+        str | None, typer.Option("--hellaswag", metavar="FILE", help="Questions to answer at every validation.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="For log, loss curve and checkpoints. Nothing kept.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int, typer.Option("--checkpoint-every", metavar="N", help="Steps; 0: only at the end.")
+    ] = 0,
+    keep: Annotated[int, typer.Option("--keep", metavar="N", help="Newest checkpoints that stay; 0: all.")] = 0,
+    major: Annotated[int, typer.Option("--major", metavar="N", help="Checkpoints of every N-th step stay too.")] = 0,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Go on from the newest checkpoint in a folder.")
+    ] = None,
+    overfit: Annotated[bool, typer.Option("--overfit", help="Train on the first batch over and over.")] = False,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of weights, data order and rounding.")] = 42,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say where the step's time goes and what each choice buys; no training.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare loss and all 16 gradients with float64; no training.")
+    ] = False,
+    export: Annotated[
+        Path | None, typer.Option("--export", metavar="FILE", help="Write the weights: .bin (llm.c) or .safetensors.")
+    ] = None,
+    device: o.DeviceOption = "auto",
+    family_dir: o.FamilyDirOption = None,
+    time_limit: o.TimeLimitOption = 30.0,
+    workers: o.WorkersOption = None,
+    results: o.ResultsOption = Path("results"),
+    json: o.JsonOption = False,
+    debug: o.DebugOption = False,
+) -> int:
+    """Train GPT-2 by the fastest proven versions of the kernel families.
+
+    On a GPU, versions are swept at the model's own sizes first, where that has not been done: the fastest that fit
+    together are proven, captured into CUDA graphs, and run. Without a GPU a tiny model trains on the emulator.
+    """
+    from kbench.train.options import TrainOptions
+
+    if name != "gpt2":
+        raise UsageError(f"there is no model {name!r} to train", "kbench train gpt2")
+    screen = Screen(json)
+    given = {**locals(), "context": context_length}
+    options = TrainOptions(**{f.name: given[f.name] for f in fields(TrainOptions)})
+    machine = _Machine(device, family_dir or [], time_limit, workers, results, debug, screen)
+    if resume is not None:
+        changes = _changes(context, options)
+        out = resume if out is None else out
+        return _Command(machine, screen, out, export).resume(resume, changes, explain, check)
+    return _Command(machine, screen, out, export).start(options, explain, check)
+
+
+def _changes(context: typer.Context, options: Any) -> dict[str, Any]:
+    """Options given beside --resume. Raises UsageError for one that the checkpoint decides."""
+    changes = {}
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is None or source.name in ("DEFAULT", "DEFAULT_MAP") or name in _NOT_OF_THE_RUN:
+            continue
+        if name not in _MAY_CHANGE:
+            option = {"context_length": "context"}.get(name, name).replace("_", "-")
+            allowed = ", ".join(f"--{other.replace('_', '-')}" for other in _MAY_CHANGE)
+            raise UsageError(
+                f"--{option} cannot be given with --resume: the checkpoint decides it", f"allowed: {allowed}"
+            )
+        changes[name] = getattr(options, name)
+    return changes
+
+
+@dataclass
+class _Machine:
+    """What the command was told about where to run."""
+
+    device: str
+    family_dirs: list[Path]
+    time_limit: float
+    workers: int | None
+    results: Path
+    debug: bool
+    screen: Screen
+
+    def kind(self) -> str:
+        from kbench.device.open import choose_kind
+
+        kind, reason = choose_kind(self.device)
+        if reason:
+            self.screen.note(f"no GPU ({reason}): training on the CPU emulator, slowly")
+        return kind
+
+    @contextmanager
+    def workshop(self, kind: str, deterministic: bool) -> Iterator[Workshop]:
+        from kbench.catalog import load_catalog
+        from kbench.device.open import open_device
+        from kbench.results.store import require_writable
+        from kbench.sweep import Bench, Options
+        from kbench.train.setup import Workshop
+
+        bench = Options(
+            device=kind, family_dirs=tuple(self.family_dirs), time_limit=self.time_limit, workers=self.workers,
+            debug=self.debug,
+        )  # fmt: skip
+        if kind == "cuda":
+            require_writable(self.results)
+        device = open_device(kind, self.time_limit, self.workers)
+        try:
+            yield Workshop(
+                device, load_catalog(self.family_dirs), self.results, lambda: Bench(bench, self.screen.note),
+                lambda rows: self._keep(device.describe(), rows), self.screen.note, self.screen.progress, deterministic,
+            )  # fmt: skip
+        finally:
+            device.close()
+
+    def _keep(self, described: dict[str, Any], rows: Sequence[Any]) -> None:
+        """Rows of a sweep as any sweep keeps them: a run file, and winners in best.json."""
+        import sys
+
+        from kbench import __version__
+        from kbench.results.best import update_best
+        from kbench.results.store import RunWriter
+
+        command = ["kbench", *sys.argv[1:]]
+        with RunWriter(
+            self.results, device=described, command=command, options={}, kbench_version=__version__
+        ) as writer:
+            for row in rows:
+                writer.append(row)
+        update_best(self.results, rows, writer.id)
+
+
+class _Command:
+    """One `kbench train`."""
+
+    def __init__(self, machine: _Machine, screen: Screen, out: Path | None, export: Path | None):
+        self.machine, self.screen, self.out, self.export = machine, screen, out, export
+
+    def start(self, options: Any, explain: bool, check: bool) -> int:
+        from kbench.train.run import open_inputs
+
+        kind = self.machine.kind()
+        if self.out is not None:
+            from kbench.train.checkpoint import prepare_folder
+
+            prepare_folder(self.out)
+        if self.export is not None:
+            self._require_exportable(self.export)
+        return self._with(kind, open_inputs(options, kind, self.screen.note), explain, check)
+
+    def resume(self, folder: Path, changes: dict[str, Any], explain: bool, check: bool) -> int:
+        from kbench.train.run import open_checkpoint
+
+        kind = self.machine.kind()
+        return self._with(kind, open_checkpoint(folder, changes, self.screen.note), explain, check)
+
+    def _with(self, kind: str, inputs: Any, explain: bool, check: bool) -> int:
+        from kbench.train.run import Run
+
+        begun = time.perf_counter()
+        with self.machine.workshop(kind, inputs.options.deterministic) as workshop:
+            run = Run(workshop, inputs, self.out, self.screen.say, self.screen.note, self._show_memory)
+            self._say_what(run)
+            if check:
+                return self._check(run)
+            chosen = run.choose()
+            if explain and kind != "cuda":
+                self._explain(run, chosen, None)
+                return int(Exit.OK)
+            trainer = run.trainer(chosen)
+            if explain:
+                self._explain(run, chosen, trainer)
+                return int(Exit.OK)
+            self.screen.say(f"ready after {time.perf_counter() - begun:.1f} s")
+            outcome = run.go(trainer, chosen)
+            self._finish(run, trainer, chosen, outcome)
+        return int(Exit.INTERRUPTED if outcome.stopped else Exit.OK)
+
+    # ------------------------------------------------------------------------------------------ what is shown
+
+    def _say_what(self, run: Run) -> None:
+        inputs, device = run.inputs, run.workshop.device
+        options, model = inputs.options, inputs.model
+        micro = f" x {options.micro_steps} micro-steps" if options.micro_steps > 1 else ""
+        self.screen.prose(f"GPT-2: {model}, {model.parameter_count:,} parameters", rest="  ")
+        self.screen.prose(
+            f"on {device.row_name}, {options.dtype}, batch {options.batch}{micro} of {options.seq} tokens"
+        )
+        self.screen.prose(f"weights: {inputs.weights}", rest="  ")
+        self.screen.prose(f"data: {inputs.dataset.description}", rest="  ")
+
+    def _show_memory(self, chosen: Chosen, needed: int) -> None:
+        """Device memory by kind, before it is allocated."""
+        kinds: dict[str, int] = defaultdict(int)
+        for tensor in chosen.program.tensors:
+            kinds[_kind(tensor.name)] += tensor.nbytes
+        kinds["scratch"] += needed - sum(kinds.values())
+        parts = ", ".join(f"{name} {_bytes(size)}" for name, size in kinds.items())
+        self.screen.prose(f"memory: {_bytes(needed)} (recompute {chosen.shape.recompute}): {parts}", rest="  ")
+
+    def _finish(self, run: Run, trainer: Any, chosen: Chosen, outcome: Outcome) -> None:
+        if self.out is not None:
+            from kbench.train.curve import write_curve
+            from kbench.train.log import read_log
+
+            write_curve(self.out / "loss.svg", read_log(self.out), f"{run.inputs.model}, {run.inputs.options.dtype}")
+            self.screen.say(f"log and loss curve: {self.out}")
+        if self.export is not None and not outcome.stopped:
+            self._export(run, trainer)
+        if outcome.stopped:
+            again = (
+                f"go on with --resume {self.out}" if self.out is not None else "nothing was kept: no --out was given"
+            )
+            self.screen.note(f"stopped by {outcome.stopped} after step {outcome.step}; {again}")
+        self.screen.document("train", _document(run, chosen, outcome))
+
+    def _explain(self, run: Run, chosen: Chosen, trainer: Any) -> None:
+        from kbench.train.chooser import Chooser, parse_use
+        from kbench.train.explain import explain, measure_roles
+
+        workshop = run.workshop
+        measured, step_ms = None, None
+        if trainer is not None:
+            trainer.gradient([next(_batches(run))])
+            step_ms = sum(trainer.measure(part, 5, time.perf_counter) for part in ("first", "update")) * 1e3
+            program = trainer.engine.program
+            measured = measure_roles(trainer.engine, (*program.forward, *program.loss, *program.first, *program.update))
+        times = workshop.times() if workshop.device.kind == "cuda" else None
+        chooser = Chooser(workshop.catalog, parse_use("best", workshop.catalog), times, workshop.deterministic)
+        lines = explain(chosen, measured, chooser)
+        self.screen.document("train", {"explain": [line.__dict__ for line in lines], "step_ms": step_ms})
+        columns = [
+            Column("slot"), Column("family"), Column("ver", "right"), Column("block", "right", drop=2),
+            Column("times", "right", drop=3),
+        ]  # fmt: skip
+        if measured is not None:
+            columns += [Column("alone ms", "right"), Column("in step", "right"), Column("next choice", drop=1)]
+        self.screen.say()
+        self.screen.table(columns, [_explained(line, measured is not None) for line in lines])
+        if measured is not None and step_ms is not None:
+            alone = sum(line.predicted_ms or 0.0 for line in lines)
+            self.screen.prose(
+                f"step: {step_ms:.3f} ms measured as graphs; {sum(measured.values()):.3f} ms summed over its kernels "
+                f"in the step, {alone:.3f} ms summed over kernels timed alone with a cold L2"
+            )
+        else:
+            self.screen.prose("no times: the emulator is not a GPU")
+
+    def _check(self, run: Run) -> int:
+        from kbench.train.check_step import check_step
+
+        findings = check_step(run, self.screen.note)
+        wrong = [finding for finding in findings if not finding.right]
+        self.screen.document("train", {"check": [{**f.__dict__, "right": f.right} for f in findings]})
+        columns = [Column("quantity"), Column("error", "right"), Column("allowed", "right"), Column("check")]
+        self.screen.say()
+        self.screen.table(columns, [_found(finding) for finding in findings])
+        if wrong:
+            self.screen.note(f"{len(wrong)} of {len(findings)} are further from float64 than allowed")
+        return int(Exit.WRONG if wrong else Exit.OK)
+
+    # ------------------------------------------------------------------------------------------ export
+
+    def _require_exportable(self, path: Path) -> None:
+        if path.suffix not in (".bin", ".safetensors"):
+            raise UsageError(f"--export {path}: the name ends in neither .bin nor .safetensors")
+
+    def _export(self, run: Run, trainer: Any) -> None:
+        from kbench.train.weights import export_llmc, export_safetensors
+
+        assert self.export is not None
+        state = trainer.state()
+        write = export_llmc if self.export.suffix == ".bin" else export_safetensors
+        dtype = "bf16" if run.inputs.options.dtype == "bf16" else "fp32"
+        write(self.export, run.inputs.model, state.params, dtype)
+        self.screen.say(f"weights: {self.export}")
+
+
+def _batches(run: Run) -> Any:
+    from kbench.train.run import batches_of
+
+    return batches_of(run.inputs)
+
+
+def _document(run: Run, chosen: Chosen, outcome: Outcome) -> dict[str, Any]:
+    kernels = {
+        role: {"family": p.need.family, "version": p.version, "block": p.block} for role, p in chosen.picks.items()
+    }
+    return {
+        "device": run.workshop.device.describe(),
+        "options": run.inputs.options.to_dict(),
+        "recompute": chosen.shape.recompute,
+        "kernels": kernels,
+        **outcome.__dict__,
+        "exit_status": int(Exit.INTERRUPTED if outcome.stopped else Exit.OK),
+    }
+
+
+def _kind(name: str) -> str:
+    """What a tensor of the step is counted under."""
+    base = name.split(".")[0]
+    if base in ("params", "grads"):
+        return "parameters and gradients"
+    if base in ("m", "v", "master"):
+        return "optimizer"
+    if base in ("logits", "probs"):
+        return "logits"
+    if base in ("att", "qkvr"):
+        return "attention matrices"
+    return "activations"
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"
+
+
+def _explained(line: Any, timed: bool) -> list[str]:
+    cells = [line.slot, line.family, str(line.version), str(line.block), str(line.times)]
+    if timed:
+        cells += [_ms(line.predicted_ms), _ms(line.measured_ms), line.other]
+    return cells
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _found(finding: Finding) -> list[str]:
+    return [finding.name, f"{finding.error:.2e}", f"{finding.allowed:.2e}", "pass" if finding.right else "fail"]
