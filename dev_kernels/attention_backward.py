@@ -524,6 +524,7 @@ VERSIONS = (
         rules=(
             Rule("head size divisible by 8", lambda problem: _head_size(problem) % 8 == 0),
             Rule(f"head size of at most {LARGEST_HEAD}", lambda problem: _head_size(problem) <= LARGEST_HEAD),
+            Rule("T of at least 2", lambda problem: problem["T"] >= 2),
         ),
     ),
 )  # fmt: skip

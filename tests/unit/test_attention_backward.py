@@ -437,6 +437,7 @@ def test_version_10_takes_every_head_where_it_lies(sizes: Sizes) -> None:
 def test_version_10_refuses_what_cudnn_does_not_take() -> None:
     version = FAMILY.by_number[10]
     assert not FAMILY.refusal(version, problem((1, 4, 128, 1), "fp16"), 128)
+    assert "T of at least 2" in FAMILY.refusal(version, problem((1, 1, 128, 1), "fp16"), 128)
     assert "head size divisible by 8" in FAMILY.refusal(version, problem((1, 4, 12, 1), "fp16"), 128)
     assert "head size of at most 128" in FAMILY.refusal(version, problem((1, 4, 136, 1), "fp16"), 128)
     assert "dtype fp32 is not supported" in FAMILY.refusal(version, problem((1, 4, 8, 1)), 128)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
 import os
 import shutil
 import subprocess
@@ -13,63 +12,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import kbench
+from checkpoint_states import MODEL, complete, names, same, state_of
 from kbench.errors import CannotRunError, UsageError
 from kbench.train import checkpoint, weights_binary
 from kbench.train.checkpoint import (
-    TrainState,
     checkpoint_steps,
     latest_checkpoint,
     load_checkpoint,
     prepare_folder,
     save_checkpoint,
 )
-from kbench.train.model import Model
-from kbench.train.state_file import OptimizerState
 from kbench.train.weights import load_weights
 
-MODEL = Model(2, 2, 8, vocab=30, context=6)
 DOCUMENT = {"options": {"lr": 3e-4, "use": ["a", "b"]}, "position": 2**60, "window": [0.1, 1 / 3, 5e-324], "none": None}
-FILES = ["DONE_{}", "model_{}.bin", "state_{}_00000.bin", "train_{}.json"]
-
-
-def state_of(seed: int, dtype: str = "bf16", master: bool = True) -> TrainState:
-    """A run's tensors, all different from element to element and from seed to seed."""
-    source = np.random.default_rng(seed)
-
-    def tensors() -> dict[str, np.ndarray]:
-        return {p.name: source.normal(0, 1, p.shape).astype(np.float32) for p in MODEL.parameters}
-
-    params = tensors()
-    if dtype == "bf16":
-        params = {name: array.astype(ml_dtypes.bfloat16) for name, array in params.items()}
-    return TrainState(MODEL, params, OptimizerState(tensors(), tensors(), tensors() if master else None))
-
-
-def same(found: TrainState, expected: TrainState) -> None:
-    assert found.model == expected.model and found.dtype == expected.dtype
-    pairs = [(found.params, expected.params)]
-    pairs += [(getattr(found.optimizer, kind), getattr(expected.optimizer, kind)) for kind in ("m", "v", "master")]
-    for ours, theirs in pairs:
-        if theirs is None:
-            assert ours is None
-            continue
-        assert list(ours) == [p.name for p in MODEL.parameters]
-        for name, array in theirs.items():
-            assert ours[name].dtype == array.dtype
-            assert ours[name].tobytes() == array.tobytes()
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def complete(*steps: int) -> list[str]:
-    return sorted(name.format(f"{step:08d}") for step in steps for name in FILES)
 
 
 @pytest.mark.parametrize(("dtype", "master"), [("bf16", True), ("bf16", False), ("fp32", False)])
@@ -287,144 +246,20 @@ def test_a_limit_of_the_system_on_file_sizes(tmp_path: Path) -> None:
     code = f"""
 import resource, signal, sys
 from pathlib import Path
-sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(kbench.__file__).parents[1])!r}]
-import test_train_checkpoint as t
+sys.path[:0] = [{str(Path(__file__).parent / "helpers")!r}, {str(Path(kbench.__file__).parents[1])!r}]
+from checkpoint_states import state_of
+from kbench.errors import CannotRunError
+from kbench.train.checkpoint import save_checkpoint
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 try:
-    t.save_checkpoint(Path({str(tmp_path / "run")!r}), 2, t.state_of(2), {{}}, keep=1)
-except t.CannotRunError as error:
+    save_checkpoint(Path({str(tmp_path / "run")!r}), 2, state_of(2), {{}}, keep=1)
+except CannotRunError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "cannot write" in done.stdout and "model_00000002.bin" in done.stdout, done.stderr
     assert names(tmp_path / "run") == complete(1)
-
-
-# Damage
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def longer(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\0")
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def flipped(path: Path) -> None:
-    """The lowest bit of one mantissa: every value stays plausible."""
-    data = bytearray(path.read_bytes())
-    data[3000] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("file", ["model_{}.bin", "state_{}_00000.bin", "train_{}.json"])
-@pytest.mark.parametrize("damage", [cut, longer, empty, flipped, Path.unlink])
-def test_damage_is_an_error_that_names_the_file_and_the_way_back(
-    tmp_path: Path, file: str, damage: Callable[[Path], None]
-) -> None:
-    if file.endswith("json") and damage in (cut, longer, flipped):
-        damage = lambda path: path.write_text(path.read_text()[:50])  # noqa: E731
-    for step in (5, 10):
-        save_checkpoint(tmp_path, step, state_of(step), {"step": step})
-    path = tmp_path / file.format("00000010")
-    damage(path)
-    with pytest.raises(UsageError) as caught:
-        load_checkpoint(tmp_path)
-    assert path.name in caught.value.message and "\n" not in str(caught.value)
-    assert "step 5" in caught.value.hint and "delete" in caught.value.hint
-    (tmp_path / "DONE_00000010").unlink()  # what the hint says
-    same(load_checkpoint(tmp_path).state, state_of(5))
-    if path.exists() or not path.name.endswith("json"):
-        save_checkpoint(tmp_path, 6, state_of(6), {})
-        assert names(tmp_path) == complete(5, 6)
-
-
-def test_damage_without_an_older_one(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, 5, state_of(5), {})
-    flipped(tmp_path / "model_00000005.bin")
-    with pytest.raises(UsageError, match=r"checksum differs; .*no older checkpoint"):
-        load_checkpoint(tmp_path)
-
-
-def test_files_of_another_step_or_model_are_found_out(tmp_path: Path) -> None:
-    for step in (5, 10):
-        save_checkpoint(tmp_path, step, state_of(step), {})
-    (tmp_path / "state_00000010_00000.bin").write_bytes((tmp_path / "state_00000005_00000.bin").read_bytes())
-    with pytest.raises(UsageError, match="state_00000010"):
-        load_checkpoint(tmp_path)
-    (tmp_path / "train_00000010.json").write_bytes((tmp_path / "train_00000005.json").read_bytes())
-    with pytest.raises(UsageError, match="not the document of step 10"):
-        load_checkpoint(tmp_path)
-
-
-def rewritten(folder: Path, step: int, edit: Callable[[dict[str, Any]], None]) -> None:
-    path = folder / f"train_{step:08d}.json"
-    data = json.loads(path.read_text())
-    edit(data)
-    path.write_text(json.dumps(data))
-
-
-@pytest.mark.parametrize(
-    ("edit", "words"),
-    [
-        (lambda data: data.update(schema=2), "update kbench"),
-        (lambda data: data.update(schema="1"), "not the document"),
-        (lambda data: data.update(run=[]), "not the document"),
-        (lambda data: data.update(files=[]), "does not list its files"),
-        (lambda data: data.update(files={}), "was saved with None"),
-        (lambda data: data.update(dtype="fp32"), "fp32 was expected"),
-        (lambda data: data.pop("dtype"), "was expected"),
-    ],
-)
-def test_documents_that_do_not_fit(tmp_path: Path, edit: Callable[[dict[str, Any]], None], words: str) -> None:
-    save_checkpoint(tmp_path, 5, state_of(5), {})
-    rewritten(tmp_path, 5, edit)
-    with pytest.raises(UsageError, match=words):
-        load_checkpoint(tmp_path)
-
-
-def header_changed(folder: Path, at: int, value: int) -> None:
-    """Change an int of the state's header, and the checksum so that only the reader can notice."""
-    import zlib
-
-    path = folder / "state_00000005_00000.bin"
-    data = bytearray(path.read_bytes())
-    data[4 * at : 4 * at + 4] = value.to_bytes(4, "little")
-    path.write_bytes(data)
-    rewritten(folder, 5, lambda document: document["files"][path.name].update(crc32=zlib.crc32(data)))
-
-
-@pytest.mark.parametrize(
-    ("at", "value", "words"),
-    [
-        (0, 20240326, "starts with"),
-        (1, 2, "starts with"),
-        (2, 8, "several processes"),
-        (3, 1, "several processes"),
-        (4, 0, "is too long"),  # master weights are there, but the header denies it
-        (4, 2, "several processes"),
-        (5, 1, "another program"),
-        (10, 6, "is of step 6"),
-    ],
-)
-def test_state_headers_that_cannot_be(tmp_path: Path, at: int, value: int, words: str) -> None:
-    save_checkpoint(tmp_path, 5, state_of(5), {})
-    header_changed(tmp_path, at, value)
-    with pytest.raises(UsageError, match=words):
-        load_checkpoint(tmp_path)
-
-
-def test_a_header_that_promises_master_weights_which_are_not_there(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, 5, state_of(5, master=False), {})
-    header_changed(tmp_path, 4, 1)
-    with pytest.raises(UsageError, match="is cut off"):
-        load_checkpoint(tmp_path)
 
 
 # The folder

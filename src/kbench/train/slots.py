@@ -15,12 +15,15 @@ from kbench.train.model import Model
 RECOMPUTE_LEVELS = (0, 1, 2)
 # Values of the last steps that the outlier test compares with, as the reference's training program has them.
 OUTLIER_WINDOW = 128
+# The schedule on the device has at least so many rows, and then a power of two: runs of other lengths are then the same
+# problem to the kernels, and need no proof of their own.
+_LEAST_SCHEDULE = 1024
 
 
 @dataclass(frozen=True)
 class Shape:
     """What a step is built for. batch B, seq T: of one micro-step. dtype: of weights and activations, or tf32.
-    micro_steps: how many gradients are added up before an update. steps: rows of the schedule.
+    micro_steps: how many gradients are added up before an update. steps: of the whole run.
 
     recompute: 0 keeps all activations, 1 computes GELU again on the way back, 2 also the LayerNorms' outputs.
     """
@@ -36,6 +39,11 @@ class Shape:
     @property
     def storage(self) -> str:
         return "fp32" if self.dtype == "tf32" else self.dtype
+
+    @property
+    def schedule_rows(self) -> int:
+        """Rows of the schedule on the device; those past the last step are not used."""
+        return max(_LEAST_SCHEDULE, 1 << (self.steps - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -170,7 +178,7 @@ def _backward(shape: Shape) -> tuple[Slot, ...]:
 
 
 def _update(shape: Shape, total: int) -> tuple[Slot, ...]:
-    control = {"N": shape.batch * shape.seq, "S": shape.steps, "W": OUTLIER_WINDOW}
+    control = {"N": shape.batch * shape.seq, "S": shape.schedule_rows, "W": OUTLIER_WINDOW}
     return (
         _slot("global norm", Need("global_norm", "global_norm", {"N": total}, shape.storage)),
         _slot("step control", Need("step_control", "step_control", control, "fp32")),

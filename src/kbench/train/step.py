@@ -334,7 +334,7 @@ class _Builder:
 
     def _control(self) -> Iterator[Tensor]:
         yield _tensor("squares", (1,), "fp32")
-        yield _tensor("schedule", (self.shape.steps, 3), "fp32")
+        yield _tensor("schedule", (self.shape.schedule_rows, 3), "fp32")
         yield _tensor("settings", (8,), "fp32")
         yield _tensor("step", (2,), "uint32")
         yield _tensor("window", (2, OUTLIER_WINDOW), "fp32")

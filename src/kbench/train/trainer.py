@@ -114,7 +114,7 @@ class Trainer:
         engine.fill("window", state.window)
         engine.fill("filled", np.array([state.filled], np.uint32))
         engine.fill("step", np.array([state.step, self.settings.seed], np.uint32))
-        engine.fill("schedule", _schedule(self.settings.rates))
+        engine.fill("schedule", _schedule(self.settings.rates, self.shape.schedule_rows))
         weight = 1.0 / (self.shape.batch * self.shape.seq * self.shape.micro_steps)
         settings = self.settings
         numbers = (weight, settings.clip, settings.skip_loss_z, settings.skip_norm_z, BETA1, BETA2, EPSILON, 0.0)
@@ -215,7 +215,10 @@ class Trainer:
         return values
 
 
-def _schedule(rates: Sequence[float]) -> Array:
-    """fp32 (steps, 3): learning rate and AdamW's bias corrections 1 - beta^t of each step, t counting from 1."""
-    t = np.arange(1, len(rates) + 1, dtype=np.float64)
-    return np.stack([np.asarray(rates, np.float64), 1.0 - BETA1**t, 1.0 - BETA2**t], axis=1).astype(np.float32)
+def _schedule(rates: Sequence[float], rows: int) -> Array:
+    """fp32 (rows, 3): learning rate and AdamW's bias corrections 1 - beta^t of each step, t counting from 1. Rows past
+    the last step have the rate 0."""
+    t = np.arange(1, rows + 1, dtype=np.float64)
+    padded = np.zeros(rows)
+    padded[: len(rates)] = rates
+    return np.stack([padded, 1.0 - BETA1**t, 1.0 - BETA2**t], axis=1).astype(np.float32)

@@ -30,6 +30,8 @@ from kbench.train.slots import Need, Shape, Slot, slots
 # Of the first round's fastest: what is slower than this is not tried at the real size. Launches of a small problem end
 # in microseconds, where versions lie closer together than at large ones, so the limit errs on the safe side.
 _NEAR = 2.0
+# Tokens of a micro-step up to which one round is enough: naive versions then take seconds, not minutes.
+_ONE_ROUND = 8192
 # Block sizes per version that go into the second round: times are flat around the best.
 _BLOCKS = 3
 # Seconds that a row takes, reference and proof included, as seen on an H200; only to say what to expect.
@@ -75,7 +77,8 @@ class Trials:
 
     def sweep(self, shape: Shape, total: int, chooser: Chooser, wanted: Sequence[Need]) -> None:
         """Time what is missing, and remember it."""
-        chosen = self._first_round(shape, total, chooser, wanted) if shape.batch > 1 else {}
+        large = shape.batch > 1 and shape.batch * shape.seq > _ONE_ROUND
+        chosen = self._first_round(shape, total, chooser, wanted) if large else {}
         jobs = []
         for need in wanted:
             known = chosen.get(need.role)
