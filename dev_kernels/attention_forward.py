@@ -222,7 +222,9 @@ def _some_heads(
     xp.matmul(att, v, out=out)
 
     q, k, v = (abs(part).astype(single) for part in (q, k, v))
-    p, size, result = att.astype(single), abs(raw.astype(single)), abs(out).astype(single)
+    size, result = abs(raw.astype(single)), abs(out).astype(single)
+    # No smaller than fp32's smallest normal number: CuPy takes what is smaller for 0, numpy does not.
+    p = xp.maximum(att, 2.0**-126).astype(single) * below
     fp32 = of.error.fp32
 
     score = of.gemm(q, k.transpose(turned))

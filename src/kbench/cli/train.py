@@ -341,7 +341,7 @@ class _Command:
             trainer.gradient([next(_batches(run))])
             step_ms = sum(trainer.measure(part, 5, time.perf_counter) for part in ("first", "update")) * 1e3
             program = trainer.engine.program
-            measured = measure_roles(trainer.engine, (*program.forward, *program.loss, *program.first, *program.update))
+            measured = measure_roles(trainer.engine, (*program.forward, *program.first, *program.update))
         times = workshop.times() if workshop.device.kind == "cuda" else None
         chooser = Chooser(workshop.catalog, parse_use("best", workshop.catalog), times, workshop.deterministic)
         lines = explain(chosen, measured, chooser)

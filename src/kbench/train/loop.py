@@ -234,7 +234,7 @@ class Loop:
         shape = self.trainer.shape
         inputs = np.zeros((shape.batch, shape.seq), np.int32)  # causal: what follows the text changes nothing
         inputs[0, : len(ids)] = ids
-        return self.trainer.logits(inputs, 0, len(ids) - 1)
+        return self.trainer.logits(inputs, len(ids) - 1)
 
     # ------------------------------------------------------------------------------------------ checkpoints
 

@@ -60,18 +60,19 @@ Action = Call | Plain
 class Program:
     """A step, in phases that are captured into graphs of their own or several together.
 
-    forward: from tokens to logits. loss: from logits to losses and the gradient of the logits, in their place.
-    first, later: the backward pass of the first micro-step (`=`) and of later ones (`+=`).
-    update: norm, control, AdamW.
+    forward: from tokens to what the logits are made of. losses: from there to the loss of every token. logits: those of
+    the first part of the batch alone. first, later: losses and the whole backward pass, of the first micro-step (`=`)
+    and of later ones (`+=`). update: norm, control, AdamW.
     """
 
     tensors: tuple[Tensor, ...]
     forward: tuple[Action, ...]
-    loss: tuple[Action, ...]
+    logits: tuple[Action, ...]
+    losses: tuple[Action, ...]
     first: tuple[Action, ...]
     later: tuple[Action, ...]
     update: tuple[Action, ...]
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        return (*self.forward, *self.loss, *self.first, *self.later, *self.update)
+        return (*self.forward, *self.logits, *self.losses, *self.first, *self.later, *self.update)

@@ -68,6 +68,7 @@ class Workshop:
         where a version is wrong.
         """
         levels = RECOMPUTE_LEVELS if recompute is None else (recompute,)
+        shape = replace(shape, memory=self.device.props.memory_bytes)
         with self._trials() as trials:
             chosen = self._fitting([replace(shape, recompute=level) for level in levels], wanted, trials)
             trials.prove(self._uses(chosen))

@@ -8,13 +8,21 @@ which block sizes is the chooser's decision (`kbench.train.chooser`); how the bu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from kbench.device.gemm_operands import BASE_ALIGNMENT
+from kbench.family import ITEM_SIZES
 from kbench.train.model import Model
 
 RECOMPUTE_LEVELS = (0, 1, 2)
 # Values of the last steps that the outlier test compares with, as the reference's training program has them.
 OUTLIER_WINDOW = 128
+# Tokens whose logits are in memory at once. Logits are by far the largest tensor, so they are made, turned into their
+# gradients and used up in several parts; each part is still large enough for GEMMs to run at full speed.
+_LOGIT_TOKENS = 16384
+# Bytes that the proof of a kernel takes on the device for each element of the logits, at most: values and bounds of two
+# cases in float64, and temporaries.
+_PROOF_BYTES = 60
 # The schedule on the device has at least so many rows, and then a power of two: runs of other lengths are then the same
 # problem to the kernels, and need no proof of their own.
 _LEAST_SCHEDULE = 1024
@@ -23,7 +31,7 @@ _LEAST_SCHEDULE = 1024
 @dataclass(frozen=True)
 class Shape:
     """What a step is built for. batch B, seq T: of one micro-step. dtype: of weights and activations, or tf32.
-    micro_steps: how many gradients are added up before an update. steps: of the whole run.
+    micro_steps: how many gradients are added up before an update. steps: of the whole run. memory: bytes of the device.
 
     recompute: 0 keeps all activations, 1 computes GELU again on the way back, 2 also the LayerNorms' outputs.
     """
@@ -35,10 +43,23 @@ class Shape:
     micro_steps: int = 1
     recompute: int = 1
     steps: int = 1
+    memory: int = 1 << 60
 
     @property
     def storage(self) -> str:
         return "fp32" if self.dtype == "tf32" else self.dtype
+
+    @property
+    def parts(self) -> int:
+        """In how many parts, of whole sequences each, the logits are worked on."""
+        tokens = min(_LOGIT_TOKENS, self.memory // (_PROOF_BYTES * self.model.padded_vocab))
+        most = min(self.batch, max(1, tokens // self.seq))
+        return next((self.batch // size for size in range(most, 0, -1) if self._can_be_cut(size)), 1)
+
+    def _can_be_cut(self, size: int) -> bool:
+        """Whether parts of so many sequences are of one size, and begin where cuBLASLt takes a matrix."""
+        row = self.model.channels * ITEM_SIZES[self.storage]
+        return self.batch % size == 0 and size * self.seq * row % BASE_ALIGNMENT == 0
 
     @property
     def schedule_rows(self) -> int:
@@ -132,8 +153,8 @@ def _forward(shape: Shape) -> tuple[Slot, ...]:
             ),
         ),
         _slot("fcproj", _linear("fcproj", shape, 4 * C, C, L)),
-        _slot("logits", _linear("logits", shape, C, model.padded_vocab, 1, bias=0)),
-        Slot("classifier", _classifiers(shape)),
+        _slot("logits", _linear("logits", _part(shape), C, model.padded_vocab, shape.parts, bias=0)),
+        Slot("classifier", _classifiers(_part(shape), shape.parts)),
     )
 
 
@@ -142,7 +163,10 @@ def _backward(shape: Shape) -> tuple[Slot, ...]:
     sizes = {"B": shape.batch, "T": shape.seq, "C": C}
     embedding = {**sizes, "V": model.padded_vocab, "accumulate": 1}
     found = [
-        _slot("logits backward", _linear_backward("logits_backward", shape, C, model.padded_vocab, 1, bias=0)),
+        _slot(
+            "logits backward",
+            _linear_backward("logits_backward", _part(shape), C, model.padded_vocab, shape.parts, bias=0),
+        ),
         _slot(
             "layernorm backward",
             Need("layernorm_backward", "layernorm_backward", {**sizes, "accumulate": 0}, shape.storage, 2 * L + 1),
@@ -213,20 +237,24 @@ def _gelu(role: str, shape: Shape, times: int) -> Need:
     return Need(role, "gelu_forward", sizes, shape.storage, times)
 
 
-def _classifiers(shape: Shape) -> tuple[Way, ...]:
+def _part(shape: Shape) -> Shape:
+    """What the logits are worked on at once."""
+    return replace(shape, batch=shape.batch // shape.parts)
+
+
+def _classifiers(shape: Shape, times: int) -> tuple[Way, ...]:
     """The fused classifier; its parts too where rows have no padding, which they know nothing of."""
     model = shape.model
     sizes = {"B": shape.batch, "T": shape.seq, "V": model.vocab}
-    fused = Need(
-        "classifier", "classifier_fused", {**sizes, "P": model.padded_vocab}, shape.storage, alias=("logits", "dlogits")
-    )
-    ways = [Way("fused", (fused,))]
+    padded = {**sizes, "P": model.padded_vocab}
+    in_place = ("logits", "dlogits")
+    ways = [Way("fused", (Need("classifier", "classifier_fused", padded, shape.storage, times, alias=in_place),))]
     if model.vocab == model.padded_vocab:
         rows = {"N": shape.batch * shape.seq, "C": model.vocab}
         parts = (
-            Need("softmax", "softmax_forward", rows, shape.storage),
-            Need("crossentropy", "crossentropy_forward", sizes, shape.storage),
-            Need("crossentropy_backward", "crossentropy_softmax_backward", sizes, shape.storage),
+            Need("softmax", "softmax_forward", rows, shape.storage, times),
+            Need("crossentropy", "crossentropy_forward", sizes, shape.storage, times),
+            Need("crossentropy_backward", "crossentropy_softmax_backward", sizes, shape.storage, times),
         )
         ways.insert(0, Way("apart", parts))
     return tuple(ways)

@@ -4,7 +4,8 @@ Names: `ln1.3` is layer 3's tensor. Shapes are (B, T, C) unless said; `fch` is (
 
 Memory that several calls share:
 
-- `logits` (B, T, Vp) becomes its own gradient. While nobody needs it, transient tensors of other calls lie in it.
+- `logits` holds those of a part of the batch, (B / parts, T, Vp), and becomes its own gradient. While nobody needs it,
+  transient tensors of other calls lie in it.
 - `dc` holds in turn each layer output before it joins the residual stream, and on the way back the gradient of each
   sub-block's input; `d4c` the gradients that are 3 or 4 C wide.
 - `dresidual` carries the gradient of the residual stream through the whole backward pass: each sub-block reads it as
@@ -23,7 +24,7 @@ from kbench.train.slots import OUTLIER_WINDOW, Need, Shape
 
 LOGITS, SCRATCH = "logits", "scratch"
 # Between the logits and their backward pass.
-_WITH_LOGITS = ("classifier", "softmax", "crossentropy", "crossentropy_backward", "loss_sum")
+_WITH_LOGITS = ("softmax", "crossentropy", "crossentropy_backward")
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,16 @@ class _Builder:
         self.kept = set(touches(picks["attention_backward"].use()))
 
     def program(self) -> Program:
-        forward, loss, update = tuple(self._forward()), tuple(self._loss()), tuple(self._update())
-        first = (*self._loss_sum(first=True), *self._backward(first=True))
-        later = (*self._loss_sum(first=False), *self._backward(first=False)) if self.shape.micro_steps > 1 else ()
-        return Program(self._tensors(), forward, loss, first, later, update)
+        parts = range(self.shape.parts)
+        return Program(
+            tensors=self._tensors(),
+            forward=tuple(self._forward()),
+            logits=(self._logits(0),),
+            losses=tuple(action for part in parts for action in (self._logits(part), *self._loss(part))),
+            first=tuple(self._backward(first=True)),
+            later=tuple(self._backward(first=False)) if self.shape.micro_steps > 1 else (),
+            update=tuple(self._update()),
+        )
 
     # ------------------------------------------------------------------------------------------ forward
 
@@ -80,7 +87,9 @@ class _Builder:
             yield self._linear("fcproj", layer, self._gelu_out(layer), View("dc"))
             following = ("ln1", layer + 1) if layer + 1 < len(self.layers) else ("lnf", 0)
             yield from self._add_and_norm(View(f"residual2.{layer}"), f"residual3.{layer}", *following)
-        yield self._call("logits", inp=View("lnf"), weight=self._weight("wte"), out=View(LOGITS))
+
+    def _logits(self, part: int) -> Call:
+        return self._call("logits", inp=self._of_part("lnf", part), weight=self._weight("wte"), out=View(LOGITS))
 
     def _attention_forward(self, layer: int) -> Call:
         saved = {name: View(f"{name}.{layer}") for name in ("qkvr", "att", "lse") if name in self.kept}
@@ -105,14 +114,21 @@ class _Builder:
             yield self._linear("fc", layer, self._normed("ln2", layer), View(f"fch.{layer}"))
             yield self._call("gelu", inp=View(f"fch.{layer}"), out=self._gelu_out(layer))
 
-    def _loss(self) -> Iterator[Action]:
-        rows = {"targets": View("targets"), "dlosses": View("dlosses"), "dlogits": View(LOGITS)}
+    def _loss(self, part: int) -> Iterator[Action]:
+        """From logits to losses; the gradient of the logits takes their place."""
+        targets, losses = self._of_part("targets", part), self._of_part("losses", part)
+        rows = {"targets": targets, "dlosses": self._of_part("dlosses", part), "dlogits": View(LOGITS)}
         if "classifier" in self.picks:
-            yield self._call("classifier", logits=View(LOGITS), losses=View("losses"), **rows)
+            yield self._call("classifier", logits=View(LOGITS), losses=losses, **rows)
         else:
             yield self._call("softmax", inp=View(LOGITS), out=View("probs"))
-            yield self._call("crossentropy", probs=View("probs"), targets=View("targets"), losses=View("losses"))
+            yield self._call("crossentropy", probs=View("probs"), targets=targets, losses=losses)
             yield self._call("crossentropy_backward", probs=View("probs"), **rows)
+
+    def _of_part(self, name: str, part: int) -> View:
+        """A part of the batch of a tensor (B, T) or (B, T, C)."""
+        rows = part * (self.shape.batch // self.shape.parts) * self.shape.seq
+        return View(name, rows * (self.shape.model.channels if name in ("lnf", "dc") else 1))
 
     # ------------------------------------------------------------------------------------------ backward
 
@@ -128,8 +144,13 @@ class _Builder:
 
     def _backward(self, first: bool) -> Iterator[Action]:
         last = len(self.layers) - 1
+        for part in range(self.shape.parts):
+            yield self._logits(part)
+            yield from self._loss(part)
+            inp, dinp = self._of_part("lnf", part), self._of_part("dc", part)
+            yield self._linear_backward("logits_backward", 0, View(LOGITS), inp, dinp, first and part == 0)
+        yield from self._loss_sum(first)
         yield Plain("dresidual", (Fill(Ref("dresidual")),))
-        yield self._linear_backward("logits_backward", 0, View(LOGITS), View("lnf"), View("dc"), first)
         yield self._norm_backward("lnf", 0, View(f"residual3.{last}"), first)
         for layer in reversed(self.layers):
             yield from self._mlp_backward(layer, first)
@@ -318,9 +339,10 @@ class _Builder:
         yield _tensor("lnf", (*rows, C), storage)
         yield _tensor("lnf_mean", rows, "fp32")
         yield _tensor("lnf_rstd", rows, "fp32")
-        yield _tensor(LOGITS, (*rows, model.padded_vocab), storage)
+        part = (shape.batch // shape.parts, shape.seq, model.padded_vocab)
+        yield _tensor(LOGITS, part, storage)
         if "softmax" in self.picks:
-            yield _tensor("probs", (*rows, model.padded_vocab), storage)
+            yield _tensor("probs", part, storage)
         yield _tensor("losses", rows, "fp32")
         yield _tensor("dlosses", rows, "fp32")
         if shape.micro_steps > 1:

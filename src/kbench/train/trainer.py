@@ -86,10 +86,10 @@ class Trainer:
         self.layout = Layout(shape.model)
         program = engine.program
         self._programs: dict[str, tuple[Action, ...]] = {
-            "forward": program.forward,
-            "losses": (*program.forward, *program.loss),
-            "first": (*program.forward, *program.loss, *program.first),
-            "later": (*program.forward, *program.loss, *program.later),
+            "logits": (*program.forward, *program.logits),
+            "losses": (*program.forward, *program.losses),
+            "first": (*program.forward, *program.first),
+            "later": (*program.forward, *program.later),
             "update": program.update,
         }
         self._graphs: dict[str, Any] = {}
@@ -174,11 +174,11 @@ class Trainer:
         self._run("losses")
         return self.engine.fetch("losses")
 
-    def logits(self, inputs: Array, row: int, position: int) -> Array:
-        """Logits of the token after `position` of one row, float32 (V,)."""
+    def logits(self, inputs: Array, position: int) -> Array:
+        """Logits of the token after `position` of the batch's first row, float32 (V,)."""
         self.feed.put(inputs, np.zeros_like(inputs))
-        self._run("forward")
-        return self._row_of_logits(row, position)[: self.shape.model.vocab].astype(np.float32)
+        self._run("logits")
+        return self._row_of_logits(position)[: self.shape.model.vocab].astype(np.float32)
 
     def measure(self, name: str, repeats: int, now: Callable[[], float]) -> float:
         """Seconds of one run of a part ("first", "later", "update", "losses"), on what the device holds."""
@@ -200,10 +200,10 @@ class Trainer:
         with device.activate():
             self._graphs[name].launch(device.stream)
 
-    def _row_of_logits(self, row: int, position: int) -> Array:
+    def _row_of_logits(self, position: int) -> Array:
         buffer = self.engine.buffers["logits"]
         padded = self.shape.model.padded_vocab
-        start = (row * self.shape.seq + position) * padded
+        start = position * padded
         if not self._on_gpu:
             return buffer.array.reshape(-1)[start : start + padded].copy()
         from kbench.device.cuda.memory import copy_out
