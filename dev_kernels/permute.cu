@@ -4,13 +4,11 @@
 // k = (i3, i4) of the input is row (i4, i3) of the output. So it is the transpose of a matrix, with its rows in another
 // order.
 //
-// Versions:
+// There is one version:
 //
 //   1  square tiles through shared memory: a warp reads along rows of the input and writes along rows of the output, so
 //      that both coalesce; 16 bytes per access where rows begin at multiples of that; small tiles where large
 //      ones would leave multiprocessors idle
-//   2  a thread per element, no shared memory, no barrier: writes coalesce, reads gather. Every 32 bytes are read by as
-//      many warps as they hold elements, which L2 answers after the first: for tensors that fit into it
 #include "common.cuh"
 
 // What access number `index` of a tile of Side rows moves: N elements of row `row` from `first` on.
@@ -89,14 +87,4 @@ permute1(T* __restrict__ out, const T* __restrict__ inp, int d3, int d4, int R, 
             store(out + row * R + at.first, values);
         }
     }
-}
-
-// Index: unsigned where the number of elements allows it, because divisions of 64 bits are slow.
-template <class T, class Index>
-__global__ void permute2(T* __restrict__ out, const T* __restrict__ inp, int d3, int d4, int R, int K) {
-    const Index i = Index(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i >= Index(R) * K) return;
-    const Index row = i / R, r = i - row * R;       // (i4, i3) and (i1, i2)
-    const Index i4 = row / d3, i3 = row - i4 * d3;
-    out[i] = inp[r * K + i3 * d4 + i4];
 }

@@ -69,15 +69,6 @@ def _plan1(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     return (Launch(kernel, (_tiles(R, K, side),), (block,), ("out", "inp", D3, D4, R, K)),)
 
 
-def _plan2(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
-    D1, D2, D3, D4 = (problem[name] for name in ("D1", "D2", "D3", "D4"))
-    R, K = D1 * D2, D3 * D4
-    # The index of the last block's last thread must not wrap around either.
-    index = "unsigned" if R * K + block < 1 << 32 else "Offset"
-    kernel = f"permute2<{problem.c_type}, {index}>"
-    return (Launch(kernel, (ceil_div(R * K, block),), (block,), ("out", "inp", D3, D4, R, K)),)
-
-
 def _shape(D1: int, D2: int, D3: int, D4: int, why: str, block: int = 0) -> CheckShape:
     return CheckShape({"D1": D1, "D2": D2, "D3": D3, "D4": D4}, why, None, (block,) if block else None)
 
@@ -115,8 +106,5 @@ FAMILY = Family(
             lambda problem: max(problem["D1"] * problem["D2"], problem["D3"] * problem["D4"]) < 1 << 31,
         ),
     ),
-    versions=(
-        Version(1, "square tiles through shared memory: reads and writes both coalesce", _plan1, DTYPES),
-        Version(2, "a thread per element: reads gather, which L2 bears where it holds the tensor", _plan2, DTYPES),
-    ),
+    versions=(Version(1, "square tiles through shared memory: reads and writes both coalesce", _plan1, DTYPES),),
 )

@@ -66,15 +66,3 @@ def test_rows_and_columns_must_fit_into_an_int() -> None:
 
 def test_large_moves_a_gibibyte() -> None:
     assert 2**30 <= FAMILY.least_traffic(Problem(FAMILY.presets["large"], "fp32")) <= 2.5 * 2**30
-
-
-@pytest.mark.parametrize(
-    "sizes, index",
-    [((24, 42, 20, 32), "unsigned"), ((65536, 1, 65535, 1), "unsigned"), ((65536, 1, 65536, 1), "Offset")],
-)
-def test_a_thread_per_element_counts_in_64_bits_where_32_do_not_do(sizes: Sizes, index: str) -> None:
-    (launch,) = FAMILY.by_number[2].plan(problem(sizes), 1024, PROPS)
-    assert isinstance(launch, Launch)
-    count = int(np.prod([int(size) for size in sizes]))
-    assert launch.kernel == f"permute2<float, {index}>"
-    assert 0 <= launch.grid[0] * 1024 - count < 1024

@@ -26,8 +26,8 @@ CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 NVIDIA_SMI_SECONDS = 15.0
 
 GPU_REMEDY = "use a machine with an NVIDIA GPU and its driver"
-GPU_COMMANDS = "times in run and sweep"
-EMULATOR_COMMANDS = "run, check and sweep without a GPU"
+GPU_COMMANDS = "times in run and sweep, and training more than a tiny model"
+EMULATOR_COMMANDS = "run, check, sweep and train without a GPU"
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,8 @@ def facts(results: Path) -> list[Fact]:
         _distribution("cuda-bindings", "cuda.bindings", ("cuda-bindings",)),
         _distribution("nvmath (cuBLASLt)", "nvmath", ("nvmath-python",)),
         *(_optional(library) for library in OPTIONAL),
+        _tokens(),
+        _data(),
         _cache(),
         _results(results),
     ]
@@ -221,6 +223,31 @@ def _has_module(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # the package above it is missing
         return False
+
+
+def _tokens() -> Fact:
+    """Whether text can be made into GPT-2's tokens: training without them reads bytes."""
+    from kbench.train.text import EXTRA, can_encode_gpt2
+
+    name = "GPT-2's tokens"
+    if reason := can_encode_gpt2():
+        remedy = install_command(EXTRA)
+        return Fact(name, "note", f"{reason}: train reads text as bytes", "train and data tokens", remedy)
+    return Fact(name, "ok", f"{_part(('tiktoken',), '') or 'tiktoken'}, and the vocabulary")
+
+
+def _data() -> Fact:
+    """Where prepared training data are, and whether they have been prepared."""
+    from kbench.train.shakespeare import prepared
+
+    files, name = prepared(), "training data"
+    if files.has_tokens and files.text.is_file():
+        return Fact(name, "ok", f"{files.folder} has Shakespeare as text and tokens")
+    if files.text.is_file():
+        has = f"{files.folder} has Shakespeare as text, without GPT-2's tokens"
+    else:
+        has = f"no Shakespeare in {files.folder} ($KBENCH_DATA names another folder)"
+    return Fact(name, "note", has, "train --data shakespeare", "kbench data shakespeare")
 
 
 def _cache() -> Fact:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -42,105 +42,168 @@ def train(
     name: Annotated[str, typer.Argument(metavar="MODEL", help="What to train: gpt2.")],
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="NAME", help="nano, d6, d12, d24, d36 or d48. d12; nano on the emulator."),
+        typer.Option(
+            "--model", metavar="NAME", help="nano, d6, d12, d24, d36 or d48. d12 if left out, nano on the emulator."
+        ),
     ] = None,
-    layers: Annotated[int | None, typer.Option("--layers", metavar="N", help="In place of the model's.")] = None,
-    heads: Annotated[int | None, typer.Option("--heads", metavar="N", help="In place of the model's.")] = None,
-    channels: Annotated[int | None, typer.Option("--channels", metavar="N", help="In place of the model's.")] = None,
-    vocab: Annotated[int | None, typer.Option("--vocab", metavar="N", help="In place of the model's.")] = None,
+    layers: Annotated[
+        int | None, typer.Option("--layers", metavar="N", help="Number of layers, in place of the model's.")
+    ] = None,
+    heads: Annotated[
+        int | None, typer.Option("--heads", metavar="N", help="Number of heads, in place of the model's.")
+    ] = None,
+    channels: Annotated[
+        int | None, typer.Option("--channels", metavar="N", help="Number of channels, in place of the model's.")
+    ] = None,
+    vocab: Annotated[
+        int | None, typer.Option("--vocab", metavar="N", help="Vocabulary size, in place of the model's.")
+    ] = None,
     context_length: Annotated[
         int | None, typer.Option("--context", metavar="N", help="Longest sequence, in place of the model's.")
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", metavar="B", help="Sequences of a micro-step.")] = 4,
+    batch: Annotated[int, typer.Option("--batch", metavar="B", help="Sequences in a batch.")] = 4,
     seq: Annotated[
-        int | None, typer.Option("--seq", metavar="T", help="Tokens of a sequence. 1024, or the context if less.")
+        int | None,
+        typer.Option(
+            "--seq",
+            metavar="T",
+            help="Tokens in a sequence. 1024 if left out, or the model's context if that is shorter.",
+        ),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", metavar="NAME", help="fp32, tf32 or bf16. bf16; fp32 on the emulator.")
+        str | None,
+        typer.Option("--dtype", metavar="NAME", help="fp32, tf32 or bf16. bf16 if left out, fp32 on the emulator."),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", metavar="N", help="Updates in all. 50; 10 on the emulator.")
+        int | None, typer.Option("--steps", metavar="N", help="Updates in all. 50 if left out, 10 on the emulator.")
     ] = None,
     micro_steps: Annotated[
-        int, typer.Option("--micro-steps", metavar="N", help="Batches whose gradients make one update.")
+        int, typer.Option("--micro-steps", metavar="N", help="Batches whose gradients add up to one update.")
     ] = 1,
     recompute: Annotated[
         int | None,
         typer.Option(
-            "--recompute", metavar="0|1|2", help="1: GELU again on the way back, 2: LayerNorms too. What fits."
+            "--recompute",
+            metavar="0|1|2",
+            help="1: computes GELU again to save memory, 2: LayerNorm too. The first that fits if left out.",
         ),
     ] = None,
     weights: Annotated[
-        str, typer.Option("--weights", metavar="FILE", help="llm.c's .bin, safetensors, or scratch.")
+        str,
+        typer.Option(
+            "--weights", metavar="FILE", help="Where to start: scratch, llm.c's model file or a .safetensors file."
+        ),
     ] = "scratch",
     data: Annotated[
         str | None,
         typer.Option(
-            "--data", metavar="FILE", help="Token file, 'shards_*.bin', a text, or shakespeare. A short story."
+            "--data",
+            metavar="FILE",
+            help="Token file, 'shards_*.bin', text file or shakespeare. A story of kbench's if left out.",
         ),
     ] = None,
     val_data: Annotated[
-        str | None, typer.Option("--val-data", metavar="FILE", help="For validation, in place of a part held out.")
+        str | None,
+        typer.Option("--val-data", metavar="FILE", help="What to validate on. A held-out part of --data if left out."),
     ] = None,
     use: Annotated[
-        str, typer.Option("--use", metavar="CHOICE", help="Versions: best, naive, or FAMILY=N,... beside either.")
+        str,
+        typer.Option("--use", metavar="CHOICE", help="Versions: best, naive, FAMILY=N,... or either with such a list."),
     ] = "best",
     deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Only versions that give the same bits at every launch.")
+        bool, typer.Option("--deterministic", help="Use only versions that give the same bits at every launch.")
     ] = False,
     lr: Annotated[float, typer.Option("--lr", metavar="X", help="Learning rate.")] = 3e-4,
     schedule: Annotated[
-        str, typer.Option("--schedule", metavar="NAME", help="constant, cosine, linear or wsd.")
+        str, typer.Option("--schedule", metavar="NAME", help="How the rate goes on: constant, cosine, linear or wsd.")
     ] = "constant",
-    warmup: Annotated[int, typer.Option("--warmup", metavar="N", help="Steps over which the rate rises.")] = 0,
+    warmup: Annotated[int, typer.Option("--warmup", metavar="N", help="Steps in which the rate rises to --lr.")] = 0,
     final_fraction: Annotated[
-        float, typer.Option("--final-fraction", metavar="X", help="Of the rate, where it ends.")
+        float, typer.Option("--final-fraction", metavar="X", help="What the rate falls to, as a fraction of --lr.")
     ] = 0.0,
-    weight_decay: Annotated[float, typer.Option("--weight-decay", metavar="X", help="Of matrices.")] = 0.0,
-    clip: Annotated[float, typer.Option("--clip", metavar="X", help="Largest norm of the gradients; 0: none.")] = 1.0,
+    weight_decay: Annotated[
+        float, typer.Option("--weight-decay", metavar="X", help="Weight decay of matrices and embeddings.")
+    ] = 0.0,
+    clip: Annotated[
+        float, typer.Option("--clip", metavar="X", help="Largest norm of the gradients; 0: no limit.")
+    ] = 1.0,
     skip_loss_z: Annotated[
-        float, typer.Option("--skip-loss-z", metavar="Z", help="Skip updates whose loss is so many deviations off.")
+        float,
+        typer.Option(
+            "--skip-loss-z",
+            metavar="Z",
+            help="Skip updates whose loss is over Z deviations above the last ones; 0: none.",
+        ),
     ] = 0.0,
     skip_norm_z: Annotated[
-        float, typer.Option("--skip-norm-z", metavar="Z", help="The same of the gradients' norm.")
+        float, typer.Option("--skip-norm-z", metavar="Z", help="The same for the norm of the gradients; 0: none.")
     ] = 0.0,
     val_every: Annotated[
-        int, typer.Option("--val-every", metavar="N", help="Steps between validations; 0: none.")
+        int, typer.Option("--val-every", metavar="N", help="Steps from one validation to the next; 0: no validation.")
     ] = 20,
     val_batches: Annotated[
-        int, typer.Option("--val-batches", metavar="N", help="Of a validation; 0: the whole split.")
+        int, typer.Option("--val-batches", metavar="N", help="Batches of a validation; 0: all that are held out.")
     ] = 20,
     sample_every: Annotated[
-        int, typer.Option("--sample-every", metavar="N", help="Steps between samples of text; 0: none.")
+        int,
+        typer.Option(
+            "--sample-every", metavar="N", help="Steps from one text that the model writes to the next; 0: no texts."
+        ),
     ] = 0,
-    sample_length: Annotated[int, typer.Option("--sample-length", metavar="N", help="Tokens of a sample.")] = 64,
+    sample_length: Annotated[int, typer.Option("--sample-length", metavar="N", help="Tokens of such a text.")] = 64,
     temperature: Annotated[
-        float, typer.Option("--temperature", metavar="X", help="Of sampling; 0 takes the likeliest.")
+        float,
+        typer.Option(
+            "--temperature", metavar="X", help="Randomness of such a text; 0 always takes the likeliest token."
+        ),
     ] = 1.0,
     hellaswag: Annotated[
-        str | None, typer.Option("--hellaswag", metavar="FILE", help="Questions to answer at every validation.")
+        str | None,
+        typer.Option(
+            "--hellaswag", metavar="FILE", help="llm.c's file of HellaSwag questions, answered at each validation."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="For log, loss curve and checkpoints. Nothing kept.")
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="Folder for log, loss curve and checkpoints. None are kept if left out."
+        ),
     ] = None,
     checkpoint_every: Annotated[
-        int, typer.Option("--checkpoint-every", metavar="N", help="Steps; 0: only at the end.")
+        int,
+        typer.Option(
+            "--checkpoint-every", metavar="N", help="Steps from one checkpoint to the next; 0: only at the end."
+        ),
     ] = 0,
-    keep: Annotated[int, typer.Option("--keep", metavar="N", help="Newest checkpoints that stay; 0: all.")] = 0,
-    major: Annotated[int, typer.Option("--major", metavar="N", help="Checkpoints of every N-th step stay too.")] = 0,
+    keep: Annotated[
+        int, typer.Option("--keep", metavar="N", help="How many of the newest checkpoints stay; 0: all.")
+    ] = 0,
+    major: Annotated[
+        int,
+        typer.Option("--major", metavar="N", help="Despite --keep, those of every N-th step stay; 0: none."),
+    ] = 0,
     resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="DIR", help="Go on from the newest checkpoint in a folder.")
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="DIR",
+            help="Go on from the newest checkpoint in a folder, with the options that it holds.",
+        ),
     ] = None,
-    overfit: Annotated[bool, typer.Option("--overfit", help="Train on the first batch over and over.")] = False,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of weights, data order and rounding.")] = 42,
+    overfit: Annotated[bool, typer.Option("--overfit", help="Train on the first batch alone, over and over.")] = False,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Of new weights, the order of the data and rounding.")
+    ] = 42,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Say where the step's time goes and what each choice buys; no training.")
+        bool, typer.Option("--explain", help="Do not train: show where the step's time goes and what each choice buys.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Compare loss and all 16 gradients with float64; no training.")
+        bool,
+        typer.Option("--check", help="Do not train: compare loss and all 16 gradients of the first step with float64."),
     ] = False,
     export: Annotated[
-        Path | None, typer.Option("--export", metavar="FILE", help="Write the weights: .bin (llm.c) or .safetensors.")
+        Path | None,
+        typer.Option("--export", metavar="FILE", help="Write the weights at the end: .bin for llm.c, or .safetensors."),
     ] = None,
     device: o.DeviceOption = "auto",
     family_dir: o.FamilyDirOption = None,
@@ -211,6 +274,7 @@ class _Machine:
     def workshop(self, kind: str, deterministic: bool) -> Iterator[Workshop]:
         from kbench.catalog import load_catalog
         from kbench.device.open import open_device
+        from kbench.results.journal import Journal
         from kbench.results.store import require_writable
         from kbench.sweep import Bench, Options
         from kbench.train.setup import Workshop
@@ -223,28 +287,13 @@ class _Machine:
             require_writable(self.results)
         device = open_device(kind, self.time_limit, self.workers)
         try:
-            yield Workshop(
-                device, load_catalog(self.family_dirs), self.results, lambda: Bench(bench, self.screen.note),
-                lambda rows: self._keep(device.describe(), rows), self.screen.note, self.screen.progress, deterministic,
-            )  # fmt: skip
+            with Journal(self.results, device.describe()) as journal:
+                yield Workshop(
+                    device, load_catalog(self.family_dirs), self.results, lambda: Bench(bench, self.screen.note),
+                    journal.keep, self.screen.note, self.screen.progress, deterministic,
+                )  # fmt: skip
         finally:
             device.close()
-
-    def _keep(self, described: dict[str, Any], rows: Sequence[Any]) -> None:
-        """Rows of a sweep as any sweep keeps them: a run file, and winners in best.json."""
-        import sys
-
-        from kbench import __version__
-        from kbench.results.best import update_best
-        from kbench.results.store import RunWriter
-
-        command = ["kbench", *sys.argv[1:]]
-        with RunWriter(
-            self.results, device=described, command=command, options={}, kbench_version=__version__
-        ) as writer:
-            for row in rows:
-                writer.append(row)
-        update_best(self.results, rows, writer.id)
 
 
 class _Command:
@@ -257,18 +306,14 @@ class _Command:
         from kbench.train.run import open_inputs
 
         kind = self.machine.kind()
-        if self.out is not None:
-            from kbench.train.checkpoint import prepare_folder
-
-            prepare_folder(self.out)
-        if self.export is not None:
-            self._require_exportable(self.export)
+        self._prepare()
         return self._with(kind, open_inputs(options, kind, self.screen.note), explain, check)
 
     def resume(self, folder: Path, changes: dict[str, Any], explain: bool, check: bool) -> int:
         from kbench.train.run import open_checkpoint
 
         kind = self.machine.kind()
+        self._prepare(resuming=self.out is not None and self.out.resolve() == folder.resolve())
         return self._with(kind, open_checkpoint(folder, changes, self.screen.note), explain, check)
 
     def _with(self, kind: str, inputs: Any, explain: bool, check: bool) -> int:
@@ -292,6 +337,15 @@ class _Command:
             outcome = run.go(trainer, chosen)
             self._finish(run, trainer, chosen, outcome)
         return int(Exit.INTERRUPTED if outcome.stopped else Exit.OK)
+
+    def _prepare(self, resuming: bool = False) -> None:
+        """Raises before anything else is done where what the run is to leave cannot be written."""
+        from kbench.train.checkpoint import prepare_folder
+
+        if self.out is not None:
+            prepare_folder(self.out, resuming=resuming)
+        if self.export is not None:
+            self._require_exportable(self.export)
 
     # ------------------------------------------------------------------------------------------ what is shown
 

@@ -122,7 +122,7 @@ class Chooser:
 
     def alternatives(self, slot: Slot) -> Iterator[Answer]:
         """Ways of covering a slot with any version that was measured, each need at its best block size."""
-        for way in slot.ways:
+        for way in self._ways(slot):
             options = [[c for c in self._candidates(need) if c.ms is not None] for need in way.needs]
             for candidates in itertools.product(*options):
                 if not way.pair or set(candidates[1].version.needs) <= set(candidates[0].version.saves):
@@ -138,9 +138,9 @@ class Chooser:
 
     def _ways(self, slot: Slot) -> Sequence[Way]:
         """Only those with a family that the user named, if there are any."""
-        named = [way for way in slot.ways if any(family in self._wanted.fixed for family in way.families)]
-        # A family that all ways share says nothing about the way.
-        return named or slot.ways
+        shared = set.intersection(*(set(way.families) for way in slot.ways))  # says nothing about the way
+        fixed = set(self._wanted.fixed) - shared
+        return [way for way in slot.ways if fixed.intersection(way.families)] or slot.ways
 
     def _covers(self, slot: Slot, way: Way) -> Iterator[Answer]:
         options = [self._candidates(need) for need in way.needs]

@@ -23,7 +23,7 @@ from kbench.train.program import Action, Call, Plain, Program, Use, View
 # Bytes. As every GPU allocation is aligned, and as cuBLASLt and packets of kernels want their tensors.
 _ALIGNMENT = 256
 # Memory that stays free for what the driver and libraries allocate by themselves: lazily loaded kernels, and cuDNN.
-_RESERVE = 256 << 20
+RESERVE = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Engine:
     def allocate(self) -> None:
         """Allocate every tensor and bind every call. Raises CannotRunError where memory does not suffice."""
         free = self.device.free_memory()
-        if self.needed + _RESERVE > free:
+        if self.needed + RESERVE > free:
             raise CannotRunError(f"the step needs {self.needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free")
         for tensor in self.tensors:
             self.buffers[tensor.name] = self.device.alloc(tensor)

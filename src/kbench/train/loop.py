@@ -98,7 +98,8 @@ class Loop:
                 if self._due(step):
                     self._drain()
                     self._before(step)
-                if step < self.schedule.steps:
+                    self._rate.pause()
+                if step < self.schedule.steps and not received:
                     self._step(step)
         self._drain()
         if received:
@@ -119,7 +120,6 @@ class Loop:
     def _drain(self) -> None:
         while self.trainer.pending:
             self._took(self.trainer.report())
-        self._rate.pause()
 
     def _took(self, report: Report) -> None:
         seconds = self._rate.tick()

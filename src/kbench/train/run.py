@@ -184,9 +184,10 @@ class Run:
         """Train. Log and checkpoints are opened first: an unwritable folder ends the run before it begins."""
         inputs, options = self.inputs, self.inputs.options
         first = inputs.state.step
+        resuming = inputs.position is not None  # a run may have been stopped before its first step
         if self.folder is not None:
-            prepare_folder(self.folder, resuming=first > 0)
-        with self._log(first) as log:
+            prepare_folder(self.folder, resuming=resuming)
+        with self._log(first if resuming else None) as log:
             return Loop(
                 trainer, inputs.dataset, batches_of(inputs), _schedule(options), self.say,
                 folder=self.folder, log=log, document=self._document(chosen), hellaswag=inputs.hellaswag,
@@ -194,11 +195,11 @@ class Run:
                 memory=trainer.engine.needed, first=first,
             ).run()  # fmt: skip
 
-    def _log(self, first: int) -> AbstractContextManager[TrainLog | None]:
+    def _log(self, resume_step: int | None) -> AbstractContextManager[TrainLog | None]:
         if self.folder is None:
             return nullcontext()
         facts = {"options": self.inputs.options.to_dict(), "device": self.workshop.device.row_name}
-        return TrainLog(self.folder, facts, resume_step=first if first else None)
+        return TrainLog(self.folder, facts, resume_step=resume_step)
 
     def _document(self, chosen: Chosen) -> dict[str, Any]:
         kernels = {role: f"{p.need.family}:{p.version} block {p.block}" for role, p in chosen.picks.items()}

@@ -9,14 +9,16 @@ from pathlib import Path
 
 from kbench.catalog import Catalog
 from kbench.device.base import Device
-from kbench.errors import CannotRunError, KbenchError
+from kbench.device.cuda import cache
+from kbench.errors import CannotRunError, KbenchError, UsageError
 from kbench.results.best import load_best
 from kbench.results.schema import Row
 from kbench.sweep import Bench
 from kbench.train.chooser import Answer, Chooser, Times, Wanted
-from kbench.train.engine import Engine, Plans
+from kbench.train.engine import RESERVE, Engine, Plans
 from kbench.train.layout import Layout
 from kbench.train.program import Call, Program, Use
+from kbench.train.rerank import StepTimer, alternatives, rerank
 from kbench.train.slots import RECOMPUTE_LEVELS, Shape, slots
 from kbench.train.step import Pick, build
 from kbench.train.trials import Trials
@@ -69,9 +71,13 @@ class Workshop:
         """
         levels = RECOMPUTE_LEVELS if recompute is None else (recompute,)
         shape = replace(shape, memory=self.device.props.memory_bytes)
+        _require_used(wanted, _families(shape))
         with self._trials() as trials:
             chosen = self._fitting([replace(shape, recompute=level) for level in levels], wanted, trials)
+            _require_used(wanted, {use.family for use in self._uses(chosen)})
             trials.prove(self._uses(chosen))
+            if self.device.kind == "cuda" and wanted.rule == "best":
+                chosen = self._reranked(chosen, wanted, trials)
         return chosen
 
     def engine(self, chosen: Chosen) -> Engine:
@@ -89,7 +95,7 @@ class Workshop:
             trials.close()
 
     def _fitting(self, shapes: Sequence[Shape], wanted: Wanted, trials: Trials) -> Chosen:
-        free = self.device.free_memory()
+        free = max(0, self.device.free_memory() - RESERVE)
         smallest = 0
         for shape in shapes:
             total = Layout(shape.model).count
@@ -106,6 +112,29 @@ class Workshop:
             f"{smallest / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
             self._what_fits(shapes[-1], wanted, free),
         )
+
+    def _reranked(self, chosen: Chosen, wanted: Wanted, trials: Trials) -> Chosen:
+        """With close choices decided inside the step, which is remembered."""
+        chooser = Chooser(self.catalog, wanted, self.times(), self.deterministic)
+        others = list(alternatives(chosen.answers, chooser))
+        if not others:
+            return chosen
+        steps = [chosen, *(self._built(chosen.shape, _with(chosen.answers, *other)) for other in others)]
+        uses = list(dict.fromkeys(use for step in steps for use in self._uses(step)))
+        shape = str(replace(chosen.shape, steps=1))
+        key = {"shape": shape, "uses": [trials.proof_key(use) for use in uses]}
+        if (known := cache.load("rerank", key)) is not None:
+            numbers = {int(number): int(which) for number, which in known[0]["taken"].items()}
+            answers = chosen.answers
+            for number, which in numbers.items():
+                answers = _with(answers, number, others[which][1])
+            return self._built(chosen.shape, answers)
+        trials.prove(uses)
+        self.note(f"timing {len(others)} close {'choice' if len(others) == 1 else 'choices'} inside the step")
+        best = rerank(chosen, others, lambda answers: self._built(chosen.shape, answers), StepTimer(self, chosen.shape))
+        taken = {n: i for i, (n, other) in enumerate(others) if best.answers[n] is other}
+        cache.store("rerank", key, {"taken": taken})
+        return best
 
     def _chooser(self, shape: Shape, total: int, wanted: Wanted, trials: Trials) -> Chooser:
         if self.device.kind != "cuda":
@@ -144,6 +173,25 @@ class Workshop:
 
     def _uses(self, chosen: Chosen) -> list[Use]:
         return [action.use for action in chosen.program.actions if isinstance(action, Call)]
+
+
+def _with(answers: Sequence[Answer], number: int, other: Answer) -> tuple[Answer, ...]:
+    """Answers with another one for one slot."""
+    return (*answers[:number], other, *answers[number + 1 :])
+
+
+def _families(shape: Shape) -> set[str]:
+    """All that a step may be made of."""
+    found = slots(shape, Layout(shape.model).count)
+    return {family for slot in found for way in slot.ways for family in way.families}
+
+
+def _require_used(wanted: Wanted, families: set[str]) -> None:
+    """Raises UsageError for a family that the user named and that takes no part."""
+    for name, number in wanted.fixed.items():
+        if name not in families:
+            others = ", ".join(sorted(families))
+            raise UsageError(f"--use {name}={number}: no part of this step is of that family", f"they are {others}")
 
 
 def _by_memory(options: Sequence[Sequence[Answer]]) -> Iterator[list[Answer]]:

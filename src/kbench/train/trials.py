@@ -7,6 +7,7 @@ by the hash of the sources, so that a changed kernel is tried again.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -79,20 +80,26 @@ class Trials:
         """Time what is missing, and remember it."""
         large = shape.batch > 1 and shape.batch * shape.seq > _ONE_ROUND
         chosen = self._first_round(shape, total, chooser, wanted) if large else {}
-        jobs = []
+        jobs: list[Job] = []
+        needs: list[Need] = []  # of each job
         for need in wanted:
             known = chosen.get(need.role)
             for version in chooser.eligible(need):
                 blocks = version.blocks if known is None else known.get(version.number, ())
                 jobs += [_job(need, version, block, "time") for block in blocks]
-        rows = self._run(jobs, "sweeping the step's kernels")
+                needs += [need for _ in blocks]
+        # Kept need by need, so that a sweep that is stopped goes on where it was.
+        rows = zip(needs, self._run(jobs, "sweeping the step's kernels"), strict=True)
+        for need, group in itertools.groupby(rows, key=lambda pair: pair[0]):
+            self._swept_now(need, chooser, [row for _, row in group])
+
+    def _swept_now(self, need: Need, chooser: Chooser, rows: Sequence[Row]) -> None:
         self.keep(rows)
         for row in rows:
             if row.status == "pass":
                 self._remember_proof(_use(row))
-        for need in wanted:
-            for version in chooser.eligible(need):
-                cache.store("swept", self._key(need, version.number), {})
+        for version in chooser.eligible(need):
+            cache.store("swept", self._key(need, version.number), {})
 
     def _first_round(
         self, shape: Shape, total: int, chooser: Chooser, wanted: Sequence[Need]
@@ -120,7 +127,7 @@ class Trials:
         """Prove every use that has not been proven at these sources. Raises WrongResult for one that is wrong."""
         jobs = []
         for use in dict.fromkeys(uses):
-            if cache.load("proof", self._proof_key(use)) is None:
+            if cache.load("proof", self.proof_key(use)) is None:
                 version = self.catalog.version(use.family, use.version)
                 jobs.append(Job(use.family, use.version, version.idea, dict(use.sizes), use.dtype, use.block, "prove"))
         for row in self._run(jobs, "proving the step's kernels"):
@@ -130,22 +137,20 @@ class Trials:
             self._remember_proof(_use(row))
 
     def _remember_proof(self, use: Use) -> None:
-        cache.store("proof", self._proof_key(use), {})
+        cache.store("proof", self.proof_key(use), {})
 
     # ------------------------------------------------------------------------------------------ inside
 
-    def _run(self, jobs: Sequence[Job], doing: str) -> list[Row]:
+    def _run(self, jobs: Sequence[Job], doing: str) -> Iterator[Row]:
         if not jobs:
-            return []
+            return
         self.note(f"{doing}: {len(jobs)} rows{self._expected(len(jobs))}")
         if self._bench is None:
             self._bench = self._opened.enter_context(self.open_bench())
-        rows = []
         with self.progress([f"{job.family}:{job.version} block {job.block}" for job in jobs]) as advance:
             for row in self._bench.rows(jobs):
-                rows.append(row)
+                yield row
                 advance()
-        return rows
 
     def _expected(self, count: int) -> str:
         seconds = count * _ROW_SECONDS
@@ -157,7 +162,8 @@ class Trials:
     def _key(self, need: Need, number: int) -> dict[str, Any]:
         return self._identity(need.family, number) | {"problem": need.problem, "dtype": need.dtype}
 
-    def _proof_key(self, use: Use) -> dict[str, Any]:
+    def proof_key(self, use: Use) -> dict[str, Any]:
+        """All that a proof depends on: sources, device, compiler, problem, block size."""
         own = {"problem": str(use.problem), "dtype": use.dtype, "block": use.block}
         return self._identity(use.family, use.version) | own
 
