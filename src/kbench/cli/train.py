@@ -400,22 +400,24 @@ class _Command:
         chooser = Chooser(workshop.catalog, parse_use("best", workshop.catalog), times, workshop.deterministic)
         lines = explain(chosen, measured, chooser)
         self.screen.document("train", {"explain": [line.__dict__ for line in lines], "step_ms": step_ms})
-        columns = [
-            Column("slot"), Column("family"), Column("ver", "right"), Column("block", "right", drop=2),
-            Column("times", "right", drop=3),
-        ]  # fmt: skip
-        if measured is not None:
-            columns += [Column("alone ms", "right"), Column("in step", "right"), Column("next choice", drop=1)]
+        timed = measured is not None
+        columns = [Column("slot"), Column("kernel"), Column("block", "right", drop=1), Column("times", "right", drop=2)]
+        if timed:
+            columns += [Column("alone ms", "right"), Column("in step", "right")]
         self.screen.say()
-        self.screen.table(columns, [_explained(line, measured is not None) for line in lines])
-        if measured is not None and step_ms is not None:
-            alone = sum(line.predicted_ms or 0.0 for line in lines)
-            self.screen.prose(
-                f"step: {step_ms:.3f} ms measured as graphs; {sum(measured.values()):.3f} ms summed over its kernels "
-                f"in the step, {alone:.3f} ms summed over kernels timed alone with a cold L2"
-            )
-        else:
+        self.screen.table(columns, [_explained(line, timed) for line in lines])
+        if measured is None or step_ms is None:
             self.screen.prose("no times: the emulator is not a GPU")
+            return
+        alone = sum(line.predicted_ms or 0.0 for line in lines)
+        self.screen.prose(
+            f"step: {step_ms:.3f} ms measured as graphs; {sum(measured.values()):.3f} ms summed over its kernels "
+            f"in the step, {alone:.3f} ms summed over kernels timed alone with a cold L2"
+        )
+        self.screen.say()
+        choices = [line for line in lines if line.other_ms is not None]
+        columns = [Column("slot"), Column("next best choice", flexible=True), Column("adds ms", "right")]
+        self.screen.table(columns, [[line.slot, line.other, f"{line.other_ms:+.3f}"] for line in choices])
 
     def _check(self, run: Run) -> int:
         from kbench.train.check_step import check_step
@@ -486,10 +488,8 @@ def _bytes(size: int) -> str:
 
 
 def _explained(line: Any, timed: bool) -> list[str]:
-    cells = [line.slot, line.family, str(line.version), str(line.block), str(line.times)]
-    if timed:
-        cells += [_ms(line.predicted_ms), _ms(line.measured_ms), line.other]
-    return cells
+    cells = [line.slot, f"{line.family}:{line.version}", str(line.block), str(line.times)]
+    return [*cells, _ms(line.predicted_ms), _ms(line.measured_ms)] if timed else cells
 
 
 def _ms(value: float | None) -> str:

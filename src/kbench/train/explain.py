@@ -22,7 +22,8 @@ _CHUNK = 40
 @dataclass(frozen=True)
 class Line:
     """One need of one slot in the step. predicted_ms: sum of its launches, timed alone with a cold L2. measured_ms: the
-    same inside the step. Both per micro-step; None where nothing was measured."""
+    same inside the step. Both per micro-step; None where nothing was measured. other, other_ms: the next best choice
+    for the whole slot, and how much slower it is; "" and None but at the slot's first need."""
 
     slot: str
     family: str
@@ -31,7 +32,8 @@ class Line:
     times: int
     predicted_ms: float | None
     measured_ms: float | None
-    other: str
+    other: str = ""
+    other_ms: float | None = None
 
 
 def explain(chosen: Chosen, measured: dict[str, float] | None, chooser: Chooser) -> list[Line]:
@@ -46,15 +48,15 @@ def explain(chosen: Chosen, measured: dict[str, float] | None, chooser: Chooser)
             lines.append(
                 Line(
                     answer.slot.name, need.family, candidate.version.number, candidate.block, need.times, predicted,
-                    found, other,
+                    found, *other,
                 )
             )  # fmt: skip
-            other = ""
+            other = ("", None)
     return lines
 
 
-def _runner_up(answer: Answer, chooser: Chooser) -> str:
-    """What another choice for the slot would cost: the best with another version somewhere."""
+def _runner_up(answer: Answer, chooser: Chooser) -> tuple[str, float | None]:
+    """The best choice for the slot with another version somewhere, and the milliseconds that it adds to the step."""
     best = None
     for alternative in chooser.alternatives(answer.slot):
         numbers = [c.version.number for c in alternative.candidates]
@@ -62,9 +64,9 @@ def _runner_up(answer: Answer, chooser: Chooser) -> str:
         if not same and alternative.cost < float("inf") and (best is None or alternative.cost < best.cost):
             best = alternative
     if best is None or answer.cost == float("inf"):
-        return ""
+        return "", None
     names = "+".join(f"{c.need.family}:{c.version.number}" for c in best.candidates)
-    return f"{names} {best.cost - answer.cost:+.3f} ms"
+    return names, best.cost - answer.cost
 
 
 def measure_roles(engine: Engine, actions: tuple[Action, ...]) -> dict[str, float]:
