@@ -14,30 +14,36 @@ DRIVER_EXTRA := $(shell nvidia-smi --query-gpu=driver_version --format=csv,nohea
 	awk -F. 'NR == 1 && $$1 + 0 >= 580 { print "cuda13" } NR == 1 && $$1 + 0 >= 525 && $$1 + 0 < 580 { print "cuda12" }')
 CUDA := $(or $(strip $(EXTRA)),$(DRIVER_EXTRA),none)
 
-# Tests compile every kernel for GPUs, with or without one.
+# In a call a comma that stands for itself would end an argument.
+comma := ,
 RUN_EXTRAS := $(if $(filter none,$(CUDA)),,[$(CUDA)])
+TRAIN_EXTRAS := [data$(if $(filter none,$(CUDA)),,$(comma)$(CUDA))]
+# Tests compile every kernel for GPUs, with or without one.
 TEST_EXTRAS := [dev,data,$(if $(filter none,$(CUDA)),nvrtc13,$(CUDA))]
 
 ifeq ($(strip $(VENV)),)
 PY := PYTHONPATH=src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON)
 RUN_READY := has-run-modules
+TRAIN_READY := has-run-modules
 TEST_READY := has-test-modules
 GPU_TEST_READY := has-gpu-test-modules
 else
 PY := $(VENV)/bin/python
 # The names hold the extra, so that a machine that got a GPU is set up again.
 RUN_READY := $(VENV)/.ready-run-$(CUDA)
+TRAIN_READY := $(VENV)/.ready-train-$(CUDA)
 TEST_READY := $(VENV)/.ready-test-$(CUDA)
 GPU_TEST_READY := $(TEST_READY)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run sweep test test-all test-cuda12 gpu-test lint clean
+.PHONY: help run sweep train test test-all test-cuda12 gpu-test lint clean
 .PHONY: has-run-modules has-test-modules has-gpu-test-modules
 
 help:
 	@echo "make run       set up, then: kbench run attention_backward --version 5   (ARGS=... adds options)"
 	@echo "make sweep     set up, then: kbench sweep attention_backward             (ARGS=... adds options)"
+	@echo "make train     set up, then: kbench train gpt2                           (ARGS=... adds options)"
 	@echo "make test      set up, then lint and all tests but the slow ones         (PYTEST_ARGS=... for pytest)"
 	@echo "make test-all  the slow ones too"
 	@echo "make test-cuda12  import and compile with CUDA 12's packages, in an environment of their own"
@@ -51,6 +57,9 @@ run: $(RUN_READY)
 
 sweep: $(RUN_READY)
 	$(PY) -m kbench sweep attention_backward $(ARGS)
+
+train: $(TRAIN_READY)
+	$(PY) -m kbench train gpt2 $(ARGS)
 
 test: lint
 	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
@@ -111,8 +120,9 @@ $(VENV)/bin/python:
 	  echo "make: no virtual environment could be made; Debian and Ubuntu need: apt install python3-venv" >&2; exit 1; }
 
 $(RUN_READY): WITH := $(RUN_EXTRAS)
+$(TRAIN_READY): WITH := $(TRAIN_EXTRAS)
 $(TEST_READY): WITH := $(TEST_EXTRAS)
-$(RUN_READY) $(TEST_READY): pyproject.toml | $(VENV)/bin/python
+$(RUN_READY) $(TRAIN_READY) $(TEST_READY): pyproject.toml | $(VENV)/bin/python
 	@echo "setting up $(VENV) with kbench$(WITH)" >&2
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.$(WITH)' || { \
 	  echo "make: pip could not install kbench$(WITH), its message is above: check the network, or use an interpreter" >&2; \

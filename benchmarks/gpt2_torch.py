@@ -25,7 +25,7 @@ BETAS = (0.9, 0.95)
 EPSILON = 1e-8
 MAX_NORM = 1.0
 
-PRECISIONS = ("fp32", "tf32", "bf16")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp64")
 SDPA = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -40,21 +40,32 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 class Settings:
     """How PyTorch runs.
 
-    device: "cuda", "cpu". precision: fp32, tf32 (GEMMs only), bf16 (autocast; weights stay fp32). sdpa: a key of SDPA,
-    None for PyTorch's own choice. compile: a mode of torch.compile ("default", "reduce-overhead" for CUDA graphs, ...),
-    None for eager. pad_vocab: the padding takes part in the softmax, which makes PyTorch faster and the loss another:
-    for speed only.
+    device: "cuda", "cpu". precision: fp32, tf32 (GEMMs only), bf16 (autocast; weights stay fp32), fp64 (everything, as
+    a reference). sdpa: a key of SDPA, None for PyTorch's own choice. compile: a mode of torch.compile ("default",
+    "reduce-overhead" for CUDA graphs of the passes, ...), None for eager. graph: the whole step, update included, as
+    one CUDA graph, on a GPU. pad_vocab: the padding takes part in the softmax, which makes PyTorch faster and the loss
+    another: for speed only.
     """
 
     device: str = "cuda"
     precision: str = "bf16"
     sdpa: str | None = None
     compile: str | None = None
+    graph: bool = False
     pad_vocab: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS or not (self.sdpa is None or self.sdpa in SDPA):
             raise ValueError(f"precision is one of {', '.join(PRECISIONS)}, sdpa of {', '.join(SDPA)} or None: {self}")
+
+    @property
+    def on_gpu(self) -> bool:
+        return torch.device(self.device).type == "cuda"
+
+    @property
+    def weights(self) -> torch.dtype:
+        """What weights and gradients are kept in."""
+        return torch.float64 if self.precision == "fp64" else torch.float32
 
 
 @dataclass
@@ -103,7 +114,8 @@ class GPT2(nn.Module):
         for layer in self.layers:
             x = layer(x)
         logits = F.linear(self.lnf(x), self.wte.weight)
-        losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        losses = F.cross_entropy(wide.flatten(0, 1), targets.flatten(), reduction="none")
         return losses.view(targets.shape)
 
 
@@ -111,7 +123,7 @@ class GPT2(nn.Module):
 
 
 def build(model: Model, weights: Mapping[str, np.ndarray[Any, Any]], settings: Settings) -> GPT2:
-    """The network with kbench's weights, fp32, on the device."""
+    """The network with kbench's weights on the device."""
     net = GPT2(model, settings.pad_vocab)
     places = _places(net)
     with torch.no_grad():
@@ -119,7 +131,7 @@ def build(model: Model, weights: Mapping[str, np.ndarray[Any, Any]], settings: S
             array = np.asarray(weights[parameter.name], dtype=np.float32)
             for place, part in zip(places[parameter.name], array if parameter.layered else array[None], strict=True):
                 place.copy_(torch.from_numpy(np.array(part[: place.shape[0]])))
-    return net.to(settings.device)
+    return net.to(settings.device, settings.weights)
 
 
 def _places(net: GPT2) -> dict[str, list[nn.Parameter]]:
@@ -136,8 +148,8 @@ def _arrays(model: Model, net: GPT2, *, gradients: bool) -> Arrays:
     places, arrays = _places(net), {}
     for parameter in model.parameters:
         tensors = [place.grad if gradients else place for place in places[parameter.name]]
-        parts = [tensor.detach().float().cpu().numpy() for tensor in tensors if tensor is not None]
-        array = np.zeros(parameter.shape, np.float32)
+        parts = [tensor.detach().cpu().numpy() for tensor in tensors if tensor is not None]
+        array = np.zeros(parameter.shape, parts[0].dtype)
         if parameter.layered:
             array[:] = parts
         else:
@@ -158,7 +170,7 @@ def loss_and_gradients(
         losses = _forward(net, settings)(*_on_device(batch, settings))
         mean = losses.mean()
         mean.backward()
-    return float(mean.detach()), losses.detach().float().cpu().numpy(), _arrays(model, net, gradients=True)
+    return float(mean.detach()), losses.detach().cpu().numpy(), _arrays(model, net, gradients=True)
 
 
 def train(
@@ -177,39 +189,88 @@ def train(
     those of a loop that feeds the GPU well.
     """
     net = build(model, weights, settings)
-    optimizer = _optimizer(net, decay)
     batches_there = [_on_device(batch, settings) for batch in batches]
-    losses, norms, clock = [], [], _clock(settings.device)
+    losses, norms, clock = [], [], _clock(settings)
     with _chosen(settings):
-        forward = _forward(net, settings)
+        step: _Step = _Step(net, settings, decay)
+        if settings.graph and settings.on_gpu:
+            step = _GraphedStep(net, settings, decay, batches_there[0])
         clock.mark()
         for (inputs, targets), rate in zip(batches_there, rates, strict=True):
-            if settings.compile is not None and settings.device != "cpu":
-                torch.compiler.cudagraph_mark_step_begin()
-            for group in optimizer.param_groups:
-                group["lr"] = float(rate)
-            loss = forward(inputs, targets).mean()
-            loss.backward()
-            norms.append(nn.utils.clip_grad_norm_(net.parameters(), MAX_NORM).detach().clone())
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            losses.append(loss.detach().clone())  # a CUDA graph writes the next step's loss into the same memory
+            loss, norm = step(inputs, targets, float(rate))
+            # A CUDA graph writes the next step's into the same memory.
+            losses.append(loss.detach().clone())
+            norms.append(norm.detach().clone())
             clock.mark()
     run = Run([float(loss) for loss in losses], [float(norm) for norm in norms], clock.spans())
     if keep_weights:
         run.weights = _arrays(model, net, gradients=False)
-    if torch.device(settings.device).type == "cuda":
+    if settings.on_gpu:
         run.peak_bytes = torch.cuda.max_memory_allocated()
     return run
 
 
-def _optimizer(net: GPT2, decay: float) -> torch.optim.AdamW:
-    parameters = list(net.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=0.0, betas=BETAS, eps=EPSILON, fused=True)
+class _Step:
+    """A step of training: forward, backward, clipping, update. Returns loss and norm, on the device."""
+
+    def __init__(self, net: GPT2, settings: Settings, decay: float, **of_optimizer: Any) -> None:
+        self.net, self.settings = net, settings
+        self.forward = _forward(net, settings)
+        parameters = list(net.parameters())
+        groups = [
+            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": decay},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        options = {"lr": 0.0, "betas": BETAS, "eps": EPSILON, "fused": True} | of_optimizer
+        self.optimizer = torch.optim.AdamW(groups, **options)
+
+    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.settings.compile is not None and self.settings.on_gpu:
+            torch.compiler.cudagraph_mark_step_begin()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return self._run(inputs, targets)
+
+    def _run(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        loss = self.forward(inputs, targets).mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.net.parameters(), MAX_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss, norm
+
+
+class _GraphedStep(_Step):
+    """The same as one CUDA graph: the learning rate lies on the device, and batches are copied to where it reads them.
+
+    Before it is captured, a step has to have run on another stream, so that libraries have their workspaces and the
+    optimizer its state. At the rate 0 that moves no weight, and the moments are cleared afterwards.
+    """
+
+    def __init__(self, net: GPT2, settings: Settings, decay: float, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self._rate = torch.zeros((), device=settings.device)
+        super().__init__(net, settings, decay, lr=self._rate, capturable=True)
+        self._batch = tuple(part.clone() for part in batch)
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                self._run(*self._batch)
+        torch.cuda.current_stream().wait_stream(aside)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._results = self._run(*self._batch)
+        for state in self.optimizer.state.values():
+            for tensor in state.values():
+                tensor.zero_()
+
+    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
+        for place, part in zip(self._batch, (inputs, targets), strict=True):
+            place.copy_(part)
+        for group in self.optimizer.param_groups:
+            group["lr"].fill_(rate)
+        self._graph.replay()
+        return self._results
 
 
 def _forward(net: GPT2, settings: Settings) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -270,5 +331,5 @@ class _CudaClock(_Clock):
         return [start.elapsed_time(end) for start, end in zip(self.marks, self.marks[1:], strict=False)]
 
 
-def _clock(device: str) -> _Clock:
-    return _CudaClock() if torch.device(device).type == "cuda" else _Clock()
+def _clock(settings: Settings) -> _Clock:
+    return _CudaClock() if settings.on_gpu else _Clock()

@@ -451,6 +451,25 @@ def test_the_versions_that_need_optional_libraries_are_those_that_doctor_names()
     assert found == {name: set(text.split(", ")) for name, text in named.items()}
 
 
+def test_doctor_tells_what_training_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KBENCH_DATA", str(tmp_path))
+    monkeypatch.setattr("kbench.train.text.can_encode_gpt2", lambda: "tiktoken is not installed")
+    tokens = machine._tokens()
+    assert (tokens.state, tokens.remedy) == ("note", install_command("data")) and "bytes" in tokens.value
+    monkeypatch.setattr("kbench.train.text.can_encode_gpt2", lambda: "")
+    assert (machine._tokens().state, machine._tokens().remedy) == ("ok", "")
+    for files, state, words in (
+        ((), "note", f"no Shakespeare in {tmp_path}"),
+        (("shakespeare.txt",), "note", "without GPT-2's tokens"),
+        (("shakespeare_train.bin", "shakespeare_val.bin"), "ok", "text and tokens"),
+    ):
+        for name in files:
+            (tmp_path / name).write_text("")
+        data = machine._data()
+        assert data.state == state and words in data.value and str(tmp_path) in data.value
+        assert data.remedy == ("" if state == "ok" else "kbench data shakespeare")
+
+
 def test_nvidia_smi_is_read_or_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tool = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

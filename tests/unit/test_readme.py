@@ -1,4 +1,4 @@
-"""The README and the examples of every command's help do what they say: they are executed."""
+"""The README, docs/training.md and the examples of the help do what they say: they are executed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kbench.catalog import load_catalog
-from kbench.cli import check, doctor, run, sweep
+from kbench.cli import check, doctor, run, sweep, train
 from kbench.cli import list as listing
 from kbench.cli.app import run_command
 from kbench.device.cuda.probe import probe_gpu
@@ -21,19 +21,29 @@ from kbench.errors import CannotRunError, Exit
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w+) ?(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BLOCKS = FENCE.findall(README)
-# A block may say in its first line that its commands need a GPU, or are slow: then `make test-all` runs them.
-COMMANDS = [
+PAGES = {
+    page: FENCE.findall((ROOT / page).read_text(encoding="utf-8")) for page in ("README.md", "docs/training.md")
+}
+BLOCKS = PAGES["README.md"]
+
+
+def commands_of(text: str) -> list[str]:
+    return [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
+
+
+# A block may say in its first line that its commands need a GPU, or are slow: then `make test-all` runs them. Commands of
+# one block run one after the other in one folder: a later one may need what an earlier one left.
+SESSIONS = [
     pytest.param(
-        line.removeprefix("$ "),
+        page,
+        commands_of(text),
         "gpu" in info.split(),
-        id=line.removeprefix("$ "),
+        id=commands_of(text)[0],
         marks=[pytest.mark.slow] if "slow" in info.split() else [],
     )
-    for kind, info, text in BLOCKS
+    for page, blocks in PAGES.items()
+    for kind, info, text in blocks
     if kind == "console"
-    for line in text.splitlines()
-    if line.startswith("$ ")
 ]
 EXAMPLES = [line for command in (listing, run, check, sweep, doctor) for line in command.EXAMPLES]
 
@@ -50,14 +60,20 @@ def cannot_run() -> str:
 needs_kernels = pytest.mark.skipif(bool(cannot_run()), reason=cannot_run() or "kernels can run")
 
 
+def in_a_folder_with_the_files_of(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own files, and the README: a text that whoever reads it has at hand."""
+    (folder / "README.md").write_text(README, encoding="utf-8")
+    for kind, name, text in PAGES[page]:
+        if kind in ("cuda", "python"):
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    monkeypatch.chdir(folder)
+
+
 @pytest.fixture
 def folder_with_the_files_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind, name, text in BLOCKS:
-        if kind in ("cuda", "python"):
-            path = tmp_path / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
-    monkeypatch.chdir(tmp_path)
+    in_a_folder_with_the_files_of("README.md", tmp_path, monkeypatch)
 
 
 def execute(line: str) -> int:
@@ -68,19 +84,23 @@ def execute(line: str) -> int:
 
 def test_the_readme_has_commands_and_files() -> None:
     # Guards the tests below against a changed way of writing fences, which would leave them nothing to do.
-    assert len(COMMANDS) >= 8
+    assert len(SESSIONS) >= 12 and all(session.values[1] for session in SESSIONS)
     assert {kind for kind, _, _ in BLOCKS} == {"sh", "console", "text", "cuda", "python"}
-    assert any(command.values[1] for command in COMMANDS)
+    assert any(session.values[2] for session in SESSIONS)
+    assert {session.values[0] for session in SESSIONS} == set(PAGES)
 
 
 @needs_kernels
 @pytest.mark.emulator
-@pytest.mark.parametrize(("line", "gpu"), COMMANDS)
-@pytest.mark.usefixtures("folder_with_the_files_of_the_readme")
-def test_readme_commands(line: str, gpu: bool) -> None:
+@pytest.mark.parametrize(("page", "lines", "gpu"), SESSIONS)
+def test_commands_of_the_pages(
+    page: str, lines: list[str], gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if gpu and (reason := probe_gpu()):
         pytest.skip(f"only on a GPU: {reason}")
-    assert execute(line) == Exit.OK
+    in_a_folder_with_the_files_of(page, tmp_path, monkeypatch)
+    for line in lines:
+        assert execute(line) == Exit.OK, line
 
 
 @needs_kernels
@@ -93,6 +113,17 @@ def test_examples_of_the_help(line: str) -> None:
 
 @needs_kernels
 @pytest.mark.emulator
+@pytest.mark.slow
+def test_examples_of_the_help_of_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in train.EXAMPLES:
+        # Of d12, and what goes on with it, the emulator would take hours.
+        if not probe_gpu() or not re.search("d12|--resume", line):
+            assert execute(line) == Exit.OK, line
+
+
+@needs_kernels
+@pytest.mark.emulator
 def test_make_run_with_an_interpreter_as_it_is() -> None:
     command = ["make", "run", f"PYTHON={sys.executable}", "VENV=", "ARGS=--seed 1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -100,10 +131,20 @@ def test_make_run_with_an_interpreter_as_it_is() -> None:
     assert "attention_backward version 5" in done.stdout and "seed 1\n" in done.stdout
 
 
+@needs_kernels
+@pytest.mark.emulator
+def test_make_train_with_an_interpreter_as_it_is() -> None:
+    options = "ARGS=--device emulator --steps 1"
+    command = ["make", "train", f"PYTHON={sys.executable}", "VENV=", options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "step 1/1" in done.stdout
+
+
 def test_the_make_targets_that_the_readme_names_exist() -> None:
     named = set(re.findall(r"^make ([a-z0-9-]+)|`make ([a-z0-9-]+)", README, re.MULTILINE))
     named = {first or second for first, second in named}
-    assert {"run", "test", "help"} <= named
+    assert {"run", "train", "test", "help"} <= named
     for target in named:
         done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

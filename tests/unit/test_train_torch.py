@@ -65,6 +65,19 @@ def test_loss_and_gradients_agree(model: Model, batch: int, seq: int, gpt2: Any,
         assert torch_gradients[name].shape == expected.shape and error < 1e-5, name
 
 
+@pytest.mark.parametrize(("model", "batch", "seq"), [(NANO, 2, 33), (ODD, 2, 5)])
+def test_in_float64_pytorch_is_as_good_a_reference(model: Model, batch: int, seq: int, gpt2: Any) -> None:
+    weights, tokens = weights_of(model, 5.0), batch_of(model, batch, seq)
+    loss, losses, gradients = reference.loss_and_gradients(model, weights, *tokens)
+    settings = gpt2.Settings(device="cpu", precision="fp64", sdpa="math")
+    torch_loss, torch_losses, torch_gradients = gpt2.loss_and_gradients(model, weights, tokens, settings)
+    assert torch_loss == pytest.approx(loss, rel=1e-13)
+    np.testing.assert_allclose(torch_losses, losses, rtol=1e-12)
+    for name, expected in gradients.items():
+        error = np.linalg.norm(torch_gradients[name] - expected) / np.linalg.norm(expected)
+        assert torch_gradients[name].dtype == np.float64 and error < 1e-12, name
+
+
 @pytest.mark.parametrize("backend", ["math", "flash"])
 def test_attention_backends_agree(backend: str, gpt2: Any, on_cpu: Any) -> None:
     weights, tokens = weights_of(NANO, 5.0), batch_of(NANO, 2, 64)

@@ -313,8 +313,9 @@ class _Command:
         from kbench.train.run import open_checkpoint
 
         kind = self.machine.kind()
+        inputs = open_checkpoint(folder, changes, self.screen.note)
         self._prepare(resuming=self.out is not None and self.out.resolve() == folder.resolve())
-        return self._with(kind, open_checkpoint(folder, changes, self.screen.note), explain, check)
+        return self._with(kind, inputs, explain, check)
 
     def _with(self, kind: str, inputs: Any, explain: bool, check: bool) -> int:
         from kbench.train.run import Run

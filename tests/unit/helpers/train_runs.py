@@ -97,14 +97,14 @@ def same_bits(found: Mapping[str, Array], expected: Mapping[str, Array]) -> list
 
 
 def picks_with(shape: Shape, versions: Mapping[str, int], ways: Mapping[str, str] | None = None) -> dict[str, Pick]:
-    """A pick for each need of the ways named by slot, else of each slot's first. versions: by family; others take
-    their version 1."""
+    """A pick for each need of the ways named by slot, else of each slot's first. versions: by role or by family;
+    others take their version 1."""
     found = {}
     catalog = load_catalog()
     for slot in slots(shape, Layout(shape.model).count):
         wanted = (ways or {}).get(slot.name, slot.ways[0].name)
         way = next(way for way in slot.ways if way.name == wanted)
         for need in way.needs:
-            number = versions.get(need.family, 1)
+            number = versions.get(need.role, versions.get(need.family, 1))
             found[need.role] = Pick(need, number, catalog.version(need.family, number).blocks[0])
     return found
