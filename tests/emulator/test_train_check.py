@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from train_runs import batches, gradients, run_on, same_bits, trainer_of, workshop_on
 
 from kbench.device.emulator.device import EmulatorDevice
 from kbench.train import slots
@@ -17,6 +16,7 @@ from kbench.train.check_step import check_step
 from kbench.train.gradcheck import relative_error
 from kbench.train.layout import GROUP
 from kbench.train.setup import Workshop
+from train_runs import batches, gradients, run_on, same_bits, trainer_of, workshop_on
 
 pytestmark = [
     pytest.mark.emulator,

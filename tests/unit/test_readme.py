@@ -21,9 +21,7 @@ from kbench.errors import CannotRunError, Exit
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w+) ?(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = {
-    page: FENCE.findall((ROOT / page).read_text(encoding="utf-8")) for page in ("README.md", "docs/training.md")
-}
+PAGES = {page: FENCE.findall((ROOT / page).read_text(encoding="utf-8")) for page in ("README.md", "docs/training.md")}
 BLOCKS = PAGES["README.md"]
 
 
@@ -31,8 +29,8 @@ def commands_of(text: str) -> list[str]:
     return [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
 
 
-# A block may say in its first line that its commands need a GPU, or are slow: then `make test-all` runs them. Commands of
-# one block run one after the other in one folder: a later one may need what an earlier one left.
+# A block may say in its first line that its commands need a GPU, or are slow: then `make test-all` runs them. Commands
+# of one block run one after the other in one folder: a later one may need what an earlier one left.
 SESSIONS = [
     pytest.param(
         page,

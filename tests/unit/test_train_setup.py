@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from check_fakes import FakeDevice
 
+from check_fakes import FakeDevice
 from kbench.catalog import load_catalog
 from kbench.errors import CannotRunError, UsageError
 from kbench.train import setup
@@ -142,7 +142,7 @@ def test_everything_that_runs_is_proven_before(choose: Any) -> None:
 @pytest.mark.parametrize(
     ("use", "words"),
     [
-        ("trimat_forward=1", "--use trimat_forward=1: no part of this step is of that family; they are adamw, attention"),
+        ("trimat_forward=1", "trimat_forward=1: no part of this step is of that family; they are adamw, attention"),
         ("permute=1", "--use permute=1: no part"),
         ("softmax_forward=2", "--use softmax_forward=2: no part"),  # rows of d12 have padding
         ("residual_forward=1,fused_residual_forward=2", "--use residual_forward=1: no part"),  # one or the other

@@ -27,7 +27,7 @@ EXAMPLES = (
     "kbench train gpt2",
     "kbench train gpt2 --model d12 --batch 64 --steps 50 --out runs/first",
     "kbench train gpt2 --use naive,layernorm_forward=5 --explain",
-    "kbench train gpt2 --resume runs/first",
+    "kbench train gpt2 --resume runs/first --steps 100",
 )
 
 # What may be changed where a run goes on: nothing that decides the numbers of a step already done.
