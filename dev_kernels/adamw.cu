@@ -161,9 +161,9 @@ __device__ inline Random4 philox(unsigned long long counter, unsigned key) {
     return {{a, b, c, d}};
 }
 
-// One of the two neighbours in bf16: the one away from 0 with a probability equal to the fraction of their distance that
-// `value` lies from the other. bf16 is the upper half of fp32, so a random lower half is added, and what it becomes is
-// cut: a value that bf16 holds stays, 0 and infinity among them. A NaN might be carried into a number.
+// One of the two neighbours in bf16: the one away from 0 with a probability equal to the fraction of their distance
+// that `value` lies from the other. bf16 is the upper half of fp32, so a random lower half is added, and what it
+// becomes is cut: a value that bf16 holds stays, 0 and infinity among them. A NaN might be carried into a number.
 __device__ inline __nv_bfloat16 stochastically_rounded(float value, unsigned random) {
     const unsigned bits = __float_as_uint(value);
     const float rounded = __uint_as_float((bits + (random >> 16)) & 0xffff0000u);
@@ -245,8 +245,8 @@ __device__ inline void update(const Weights& weights, const Element* __restrict_
     }
 }
 
-// One block per multiprocessor is enough, says the 1: else the compiler saves registers so as to fit two of 1024 threads,
-// and delays half of the loads for that.
+// One block per multiprocessor is enough, says the 1: else the compiler saves registers so as to fit two of 1024
+// threads, and delays half of the loads for that.
 template <class Element>
 __global__ void __launch_bounds__(1024, 1)
 adamw3(Element* __restrict__ params, const Element* __restrict__ grads, float* __restrict__ m, float* __restrict__ v,

@@ -225,7 +225,7 @@ def _traffic(problem: Problem) -> float:
 # ----------------------------------------------------------------------------------------------- family
 
 
-NOT_TRAINING = Rule("training = 0", lambda problem: not problem["training"])
+NOT_TRAINING = Rule("training = 0: only version 3 trains", lambda problem: not problem["training"])
 # A master's parameters are rounded to the upper half of fp32, which fp16 is not.
 NOT_FP16 = Rule("fp32 or bf16 where training = 1", lambda problem: not problem["training"] or problem.dtype != "fp16")
 

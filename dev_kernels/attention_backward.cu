@@ -26,8 +26,8 @@
 //      from q, k and the log-sum-exp that the forward pass left
 //
 // Every version but 10 writes all of dpreatt, the zeros above the diagonal included, and uses att and datt at or below
-// the diagonal only. Elements are stored as float, __nv_bfloat16 or __half; products and sums are float. Rows are as long
-// as T, whatever T is. Grids have one dimension: it alone may exceed 65535 blocks.
+// the diagonal only. Elements are stored as float, __nv_bfloat16 or __half; products and sums are float. Rows are as
+// long as T, whatever T is. Grids have one dimension: it alone may exceed 65535 blocks.
 #include "common.cuh"
 
 constexpr int kMaxBlock = 1024;  // keeps a kernel that takes any block size below 65536 / 1024 registers

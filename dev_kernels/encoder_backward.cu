@@ -11,10 +11,11 @@
 //
 // Where C is not a multiple of four, a thread of version 1 has one channel.
 //
-// Versions 1 and 2 add to rows of fp32: `sums`, one row per token. For fp32 gradients that is dwte itself, where the row
-// of a position is its token. Else a row of dwte, rounded after every addition, would lose small terms, and fp32 rows
-// for the whole vocabulary would be several times as big as dout. So `sums` has one row per position, and all positions
-// of a token use the row of the last of them: find_last and find_rows name it, add_rows adds it to dwte, rounding once.
+// Versions 1 and 2 add to rows of fp32: `sums`, one row per token. For fp32 gradients that is dwte itself, where the
+// row of a position is its token. Else a row of dwte, rounded after every addition, would lose small terms, and fp32
+// rows for the whole vocabulary would be several times as big as dout. So `sums` has one row per position, and all
+// positions of a token use the row of the last of them: find_last and find_rows name it, add_rows adds it to dwte,
+// rounding once.
 #include "common.cuh"
 
 // N consecutive channels: four where C is a multiple of four, else one.

@@ -86,7 +86,8 @@ add_stretches(Element* __restrict__ dbias, const float* __restrict__ partials, i
 }
 
 // With u = s (x + c x^3), s = sqrt(2 / pi), c = 0.044715, and h = (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)):
-// gelu(x) = x h, and h' = 2 h (1 - h) u'. The fast division is 2 ulp off, and 0 for divisors above 2^126, as it should be.
+// gelu(x) = x h, and h' = 2 h (1 - h) u'. The fast division is 2 ulp off, and 0 for divisors above 2^126, as it should
+// be.
 __device__ inline float gelu_slope(float x) {
     constexpr float kSlope = 0.7978845608f, kCubic = 0.044715f;
     const float square = x * x;

@@ -1,6 +1,6 @@
 // The numbers of a training step, between the norm of the gradients and the optimiser: loss, clip scale, test for
-// outliers, learning rate, seed. All that changes from step to step stands in memory and is advanced here, so a captured
-// graph may be replayed without the host. Names of what is read and written are those of step_control.py.
+// outliers, learning rate, seed. All that changes from step to step stands in memory and is advanced here, so that a
+// captured graph may be replayed without the host. Names of what is read and written are those of step_control.py.
 //
 //   loss = weight * sum of losses,   norm = sqrt(squares),   z = (value - mean) / standard deviation of its window
 //   scale = 0                        where loss or norm is not finite or its z is over the limit: skip the step

@@ -65,7 +65,7 @@ class Selection:
                 for version in versions:
                     yield Job(name, version.number, version.idea, dict(sizes), self.dtype, version.blocks[0], purpose)
                 continue
-            dtype = self.dtype if self.dtype is not None else _common_dtype(family, versions)
+            dtype = self.dtype if self.dtype is not None else _common_dtype(family, versions, device_kind)
             if dtype not in family.dtypes:
                 raise UsageError(f"{name} has no dtype {dtype!r}", f"it has {', '.join(family.dtypes)}")
             for shape in self._shapes(family, dtype, device_kind):
@@ -120,9 +120,11 @@ def volume(family: Family, sizes: Mapping[str, int], dtype: str) -> int:
     return sum(tensor.count for tensor in family.tensors(Problem(sizes, dtype)))
 
 
-def _common_dtype(family: Family, versions: Sequence[Version]) -> str:
+def _common_dtype(family: Family, versions: Sequence[Version], device_kind: str) -> str:
     """Where none is named: the first of the family's dtypes that all of the chosen versions take, so that their rows
-    can be compared; the first of all if there is no such dtype."""
+    can be compared; the first of all if there is no such dtype. Versions that the device skips anyway do not count."""
+    if device_kind == "emulator":
+        versions = [version for version in versions if not version.gpu_only] or versions
     return next((d for d in family.dtypes if all(d in version.dtypes for version in versions)), family.dtypes[0])
 
 

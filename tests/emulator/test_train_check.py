@@ -13,8 +13,10 @@ import pytest
 from kbench.device.emulator.device import EmulatorDevice
 from kbench.train import slots
 from kbench.train.check_step import check_step
+from kbench.train.engine import Engine
 from kbench.train.gradcheck import relative_error
 from kbench.train.layout import GROUP
+from kbench.train.program import Action, Call
 from kbench.train.setup import Workshop
 from train_runs import batches, gradients, run_on, same_bits, trainer_of, workshop_on
 
@@ -160,7 +162,7 @@ def test_two_micro_steps_are_one_step_of_twice_the_batch(workshop: Workshop, dty
 
 
 def test_a_second_step_begins_with_no_gradient(exact: Workshop) -> None:
-    """faults.md's kind: sums that are not cleared. Twice the same batch gives the same gradient twice."""
+    """Sums that are not cleared would show: twice the same batch gives the same gradient twice."""
     run = run_on(exact, batch=2, seq=16, micro_steps=2)
     given = batches(run, 2)
     with trainer_of(run) as trainer:
@@ -189,6 +191,49 @@ def test_logits_in_parts_are_as_good_as_all_at_once(
         assert_near(trainer.gradients(), expected, REORDERED)
         assert np.array_equal(trainer.losses(*given[0]), losses)
         assert np.array_equal(trainer.logits(given[0][0], seq - 1), row)
+
+
+@pytest.mark.parametrize("use", ["best", "naive"])
+@pytest.mark.parametrize(("dtype", "level"), [("fp32", 0), ("bf16", 2)])
+def test_what_lay_in_lent_memory_and_in_outputs_changes_no_bit(
+    exact: Workshop, use: str, dtype: str, level: int
+) -> None:
+    """Scratch, the logits while nobody needs them, and whatever a call is to replace hold NaN when it begins."""
+    run = run_on(exact, **ODD, batch=2, seq=11, dtype=dtype, use=use, recompute=level, micro_steps=2)
+    given = batches(run, 2)
+    with trainer_of(run) as trainer:
+        trainer.step(given)
+        expected, after = trainer.gradients(), trainer.state()
+    with trainer_of(run) as trainer:
+        engine, program = trainer.engine, trainer.engine.program
+        for batch, backward in zip(given, (program.first, program.later), strict=True):
+            trainer.feed.put(*batch)
+            for action in (*program.forward, *backward):
+                poison(engine, action)
+                engine.run([action])
+        found = trainer.gradients()
+        for action in program.update:
+            poison(engine, action)
+            engine.run([action])
+        assert not same_bits(found, expected)
+        for kind in ("params", "m", "v"):
+            assert not same_bits(getattr(trainer.state(), kind), getattr(after, kind)), kind
+
+
+def poison(engine: Engine, action: Action) -> None:
+    """Fill with NaN what the action may not read."""
+    if not isinstance(action, Call):
+        return
+    for name in {"scratch", action.arena}:
+        engine.device.poison(engine.buffers[name], 0xFF)
+    made = engine.plans.of(action.use)
+    given = [tensor for tensor in made.touched if tensor.name in action.views]
+    read = {action.views[tensor.name] for tensor in given if tensor.role != "out"}  # an alias in place is one
+    for tensor in given:
+        view = action.views[tensor.name]
+        if tensor.role == "out" and view not in read:
+            whole = engine.buffers[view.tensor].array.reshape(-1)
+            whole[view.offset : view.offset + tensor.count].view(np.uint8)[...] = 0xFF
 
 
 def test_losses_and_logits_are_of_the_same_forward_pass(workshop: Workshop) -> None:

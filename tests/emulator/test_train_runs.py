@@ -68,8 +68,8 @@ def test_the_loss_on_the_story_falls(workshop: Workshop) -> None:
 
 def test_naive_and_best_agree_step_by_step(workshop: Workshop) -> None:
     """In fp32 only the order of sums differs. In bf16 every stored tensor is rounded to 2^-9 of itself; a loss is a
-    mean over 256 tokens, of which such errors, of random sign, leave less than a hundredth of that."""
-    for dtype, most in (("fp32", 1e-5), ("bf16", 5e-3)):
+    mean over 256 tokens, of which such errors, of random sign, leave a tenth of that."""
+    for dtype, most in (("fp32", 1e-5), ("bf16", 2e-3)):
         naive = train(run_on(workshop, dtype=dtype, use="naive"), 10)
         best = train(run_on(workshop, dtype=dtype, use="best"), 10)
         apart = [abs(one.loss - other.loss) for one, other in zip(naive, best, strict=True)]
@@ -94,20 +94,20 @@ def test_steps_are_those_of_the_float64_reference(workshop: Workshop, micro_step
             trainer.step(given[start : start + micro_steps])
             reports.append(trainer.report())
         found = trainer.state().params
-    np.testing.assert_allclose([report.loss for report in reports], right.losses, atol=1e-5)
-    np.testing.assert_allclose([report.norm for report in reports], right.norms, rtol=1e-4)
+    np.testing.assert_allclose([report.loss for report in reports], right.losses, atol=5e-6)
+    np.testing.assert_allclose([report.norm for report in reports], right.norms, rtol=1e-5)
     assert reports[0].scale < 1.0, "clipping has to do something"
     for name, values in right.weights.items():
         # AdamW divides by the gradient's own size: where that is next to nothing, a rounding error turns a step around.
         far = np.abs(found[name] - values) > 2e-6
-        assert np.mean(far) < 0.01, name
+        assert np.mean(far) < 0.002, name
         np.testing.assert_allclose(found[name], values, atol=6e-3, err_msg=name)
 
 
 def test_bf16_follows_fp32(workshop: Workshop) -> None:
     """Master weights and stochastic rounding keep what bf16 would lose: the first steps are those of fp32."""
     single, half = (train(run_on(workshop, dtype=dtype), 5) for dtype in ("fp32", "bf16"))
-    assert max(abs(a.loss - b.loss) for a, b in zip(single, half, strict=True)) <= 0.01
+    assert max(abs(a.loss - b.loss) for a, b in zip(single, half, strict=True)) <= 2e-3
 
 
 def test_a_batch_is_learned_by_heart(workshop: Workshop) -> None:
@@ -258,6 +258,31 @@ def test_eight_steps_are_four_and_four(device: EmulatorDevice, dtype: str, micro
     ]
     assert logs[0].validation == logs[1].validation and logs[0].samples == logs[1].samples
     assert (tmp_path / "unbroken" / "main.log").read_text() == (tmp_path / "broken" / "main.log").read_text()
+
+
+def test_a_run_goes_on_with_the_kernels_that_it_had(workshop: Workshop, tmp_path: Path) -> None:
+    """Others would round in another way. Unless others are asked for."""
+    go(run_on(workshop, tmp_path, **SMALL, steps=1, use="naive", recompute=2))
+    kernels = load_checkpoint(tmp_path).document["kernels"]
+    versions = []
+    for changes in ({"steps": 2}, {"steps": 2, "use": "best"}):
+        chosen = Run(workshop, open_checkpoint(tmp_path, changes, ignore), tmp_path, ignore, ignore).choose()
+        versions.append({role: pick.version for role, pick in chosen.picks.items()})
+        assert chosen.shape.recompute == 2
+    assert versions[0] == {role: version for role, (_, version, _) in kernels.items()}
+    assert versions[0]["encoder"] == 1 and versions[1]["encoder"] > 1 and "fused_residual" in versions[1]
+
+
+def test_kernels_that_are_gone_are_chosen_anew_and_that_is_said(workshop: Workshop, tmp_path: Path) -> None:
+    go(run_on(workshop, tmp_path, **SMALL, steps=1))
+    inputs = open_checkpoint(tmp_path, {"steps": 2}, ignore)
+    assert inputs.kernels is not None
+    by_role = {**inputs.kernels.by_role, "encoder": ("encoder_forward", 77, 256)}
+    notes: list[str] = []
+    inputs.kernels = replace(inputs.kernels, by_role=by_role)
+    chosen = Run(workshop, inputs, tmp_path, ignore, notes.append).choose()
+    assert chosen.picks["encoder"].version != 77
+    assert notes == ["the kernels of the checkpoint are not those of this kbench or device: choosing anew"]
 
 
 def test_a_run_that_was_stopped_before_its_first_step_goes_on(workshop: Workshop, tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ BAD = [
     ("warmup", -1, "--warmup -1: at least 0"), ("val_every", -1, "--val-every -1"),
     ("val_batches", -1, "--val-batches -1"), ("sample_every", -1, "--sample-every -1"),
     ("sample_length", 0, "--sample-length 0: at least 1"), ("checkpoint_every", -1, "--checkpoint-every -1"),
+    ("steps", (1 << 24) + 1, "--steps 16777217: at most 16777216"),
     ("keep", -1, "--keep -1"), ("major", -1, "--major -1"), ("seed", -1, "--seed -1: at least 0"),
     ("seed", 1 << 32, "--seed 4294967296: it is below 2^32"),
     *((name, value, f"{value:g}: it is a finite number, 0 or more")

@@ -17,7 +17,7 @@ from kbench.train.chooser import Chooser, Times, parse_use
 from kbench.train.engine import RESERVE
 from kbench.train.model import PRESETS
 from kbench.train.program import Use
-from kbench.train.setup import Chosen, Workshop
+from kbench.train.setup import Chosen, Kernels, Workshop
 from kbench.train.slots import Need, Shape
 
 CATALOG = load_catalog()
@@ -154,6 +154,17 @@ def test_a_version_that_was_named_and_that_nothing_would_run_is_an_error(use: st
     assert words in str(caught.value)
 
 
+def test_a_family_that_no_step_has_is_an_error_before_anything_is_swept(
+    choose: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sweep(*args: Any) -> None:
+        raise AssertionError("minutes of sweeping for nothing")
+
+    monkeypatch.setattr(NoTrials, "missing", sweep)
+    with pytest.raises(UsageError, match="permute=1: no part of this step"):
+        choose(use="permute=1", times=Times({}, ""))
+
+
 def test_named_versions_run(choose: Any) -> None:
     chosen = choose(use="naive,layernorm_forward=5,matmul_forward=3,gelu_forward=1")
     roles = chosen.picks
@@ -183,7 +194,23 @@ def test_the_predicted_time_counts_the_update_once(choose: Any) -> None:
             return {version.number: (version.blocks[0], 0.5) for version in CATALOG[need.family].versions}
 
     assert choose().predicted_ms == float("inf")
-    chosen = choose(shape=Shape(PRESETS["nano"], 4, 64, "bf16", 3), times=AllMeasured({}, ""))
+    # By name, so that nothing is decided inside the step, where nothing can run here.
+    chosen = choose(shape=Shape(PRESETS["nano"], 4, 64, "bf16", 3), use="naive", times=AllMeasured({}, ""))
     update = {"global_norm", "step_control", "adamw"}
     launches = sum(pick.need.times * (1 if role in update else 3) for role, pick in chosen.picks.items())
     assert chosen.predicted_ms == 0.5 * launches
+
+
+# ---------------------------------------------------------------------------------------------- of a checkpoint
+
+KEPT = {"kernels": {"encoder": ["encoder_forward", 3, 256]}, "recompute": 1}
+
+
+def test_the_kernels_of_a_checkpoint() -> None:
+    assert Kernels.from_document(KEPT) == Kernels({"encoder": ("encoder_forward", 3, 256)}, 1)
+    for damaged in (
+        {}, {**KEPT, "kernels": None}, {**KEPT, "kernels": {"encoder": "encoder_forward:3 block 256"}},
+        {**KEPT, "kernels": {"encoder": ["encoder_forward", "third", 256]}}, {**KEPT, "recompute": None},
+        {"kernels": KEPT["kernels"]},
+    ):  # fmt: skip
+        assert Kernels.from_document(damaged) is None, damaged

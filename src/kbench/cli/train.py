@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import typer
 from kbench.cli import options as o
 from kbench.cli.screen import Screen
 from kbench.cli.table import Column
-from kbench.errors import Exit, UsageError
+from kbench.errors import CannotRunError, Exit, UsageError
 
 if TYPE_CHECKING:
     from kbench.train.gradcheck import Finding
@@ -29,6 +30,9 @@ EXAMPLES = (
     "kbench train gpt2 --use naive,layernorm_forward=5 --explain",
     "kbench train gpt2 --resume runs/first --steps 100",
 )
+
+# Smaller parts of the memory are not worth a word.
+_SHOWN_BYTES = 10_000
 
 # What may be changed where a run goes on: nothing that decides the numbers of a step already done.
 _MAY_CHANGE = ("steps", "use", "val_every", "val_batches", "sample_every", "sample_length", "temperature", "hellaswag",
@@ -262,6 +266,13 @@ class _Machine:
     debug: bool
     screen: Screen
 
+    def require_use(self, text: str) -> None:
+        """Raises UsageError for a choice that cannot be understood, before anything is opened."""
+        from kbench.catalog import load_catalog
+        from kbench.train.chooser import parse_use
+
+        parse_use(text, load_catalog(self.family_dirs))
+
     def kind(self) -> str:
         from kbench.device.open import choose_kind
 
@@ -301,10 +312,14 @@ class _Command:
 
     def __init__(self, machine: _Machine, screen: Screen, out: Path | None, export: Path | None):
         self.machine, self.screen, self.out, self.export = machine, screen, out, export
+        self._begun = time.perf_counter()
 
     def start(self, options: Any, explain: bool, check: bool) -> int:
+        from kbench.train.options import require_valid
         from kbench.train.run import open_inputs
 
+        require_valid(options)
+        self.machine.require_use(options.use)
         kind = self.machine.kind()
         self._prepare()
         return self._with(kind, open_inputs(options, kind, self.screen.note), explain, check)
@@ -320,7 +335,6 @@ class _Command:
     def _with(self, kind: str, inputs: Any, explain: bool, check: bool) -> int:
         from kbench.train.run import Run
 
-        begun = time.perf_counter()
         with self.machine.workshop(kind, inputs.options.deterministic) as workshop:
             run = Run(workshop, inputs, self.out, self.screen.say, self.screen.note, self._show_memory)
             self._say_what(run)
@@ -334,7 +348,9 @@ class _Command:
             if explain:
                 self._explain(run, chosen, trainer)
                 return int(Exit.OK)
-            self.screen.say(f"ready after {time.perf_counter() - begun:.1f} s")
+            if inputs.state.step >= inputs.options.steps > 0:
+                self.screen.note(f"all of its {inputs.options.steps} steps are done; --steps N goes on")
+            self.screen.say(f"ready after {time.perf_counter() - self._begun:.1f} s")
             outcome = run.go(trainer, chosen)
             self._finish(run, trainer, chosen, outcome)
         return int(Exit.INTERRUPTED if outcome.stopped else Exit.OK)
@@ -367,7 +383,7 @@ class _Command:
         for tensor in chosen.program.tensors:
             kinds[_kind(tensor.name)] += tensor.nbytes
         kinds["scratch"] += needed - sum(kinds.values())
-        parts = ", ".join(f"{name} {_bytes(size)}" for name, size in kinds.items())
+        parts = ", ".join(f"{name} {_bytes(size)}" for name, size in kinds.items() if size >= _SHOWN_BYTES)
         self.screen.prose(f"memory: {_bytes(needed)} (recompute {chosen.shape.recompute}): {parts}", rest="  ")
 
     def _finish(self, run: Run, trainer: Any, chosen: Chosen, outcome: Outcome) -> None:
@@ -438,6 +454,12 @@ class _Command:
     def _require_exportable(self, path: Path) -> None:
         if path.suffix not in (".bin", ".safetensors"):
             raise UsageError(f"--export {path}: the name ends in neither .bin nor .safetensors")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".kbench-"):
+                pass
+        except OSError as error:
+            raise CannotRunError(f"cannot write {path}: {error.strerror}", "choose another place") from error
 
     def _export(self, run: Run, trainer: Any) -> None:
         from kbench.train.weights import export_llmc, export_safetensors

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,10 +109,6 @@ class Chooser:
         self._catalog, self._wanted, self._times = catalog, wanted, times
         self._deterministic = deterministic
 
-    def picks(self, answers: Iterable[Answer]) -> dict[str, Pick]:
-        """By role, as the step asks for them."""
-        return {c.need.role: c.pick for answer in answers for c in answer.candidates}
-
     def answers(self, slot: Slot) -> list[Answer]:
         """All ways of covering a slot, the preferred one first. Raises UsageError where there is none."""
         found = [answer for way in self._ways(slot) for answer in self._covers(slot, way)]
@@ -127,6 +123,14 @@ class Chooser:
             for candidates in itertools.product(*options):
                 if not way.pair or set(candidates[1].version.needs) <= set(candidates[0].version.saves):
                     yield Answer(slot, way, candidates)
+
+    def named(self, need: Need, family: str, number: int, block: int) -> Candidate | None:
+        """A version by its number and block size, None where it cannot answer the need."""
+        version = next((v for v in self.eligible(need) if v.number == number), None)
+        if version is None or family != need.family or block not in version.blocks:
+            return None
+        measured = self._times.of(need) if self._times is not None else {}
+        return Candidate(need, version, block, measured.get(number, (block, None))[1])
 
     def eligible(self, need: Need) -> list[Version]:
         """Versions that take a need's problem and can run here, in rising order."""

@@ -82,6 +82,7 @@ class Engine:
         self.device, self.plans, self.program = device, plans, program
         self.buffers: dict[str, Buffer] = {}
         self.calls = [action for action in program.actions if isinstance(action, Call)]
+        self._sizes = {tensor.name: tensor.nbytes for tensor in program.tensors}
         self._prepared: dict[Use, Prepared] = {}
         self._bound: dict[int, Bound] = {}
         self._prepare()
@@ -182,8 +183,7 @@ class Engine:
 
     def _fits(self, call: Call) -> bool:
         """Whether its transient memory fits into its arena; else it goes where all of it fits."""
-        sizes = {tensor.name: tensor.nbytes for tensor in self.program.tensors}
-        return self._transient_bytes(call) <= sizes.get(call.arena, 0)
+        return self._transient_bytes(call) <= self._sizes.get(call.arena, 0)
 
     def _transient_bytes(self, call: Call) -> int:
         tensors = self.plans.of(call.use).transient(call.views)

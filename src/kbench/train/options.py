@@ -14,6 +14,9 @@ GPU_DEFAULTS = {"model": "d12", "dtype": "bf16", "steps": 50}
 EMULATOR_DEFAULTS = {"model": "nano", "dtype": "fp32", "steps": 10}
 DTYPES = ("fp32", "tf32", "bf16")
 SCRATCH = "scratch"
+# The device reports the index of a step in fp32, which holds whole numbers up to here. (Names of checkpoints have eight
+# digits, which is more.)
+MOST_STEPS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -113,5 +116,7 @@ def require_valid(options: TrainOptions) -> None:
         raise UsageError(f"training in {options.dtype!r}", f"dtypes: {', '.join(DTYPES)}")
     if options.recompute not in (None, 0, 1, 2):
         raise UsageError(f"--recompute {options.recompute}", "levels: 0, 1, 2")
+    if options.steps is not None and options.steps > MOST_STEPS:
+        raise UsageError(f"--steps {options.steps}: at most {MOST_STEPS} can be counted")
     if options.seed >= 1 << 32:
         raise UsageError(f"--seed {options.seed}: it is below 2^32")

@@ -23,7 +23,7 @@ from kbench.train.loop import Loop, Outcome, Schedule
 from kbench.train.model import Model
 from kbench.train.options import TrainOptions, require_valid
 from kbench.train.schedule import rates
-from kbench.train.setup import Chosen, Workshop
+from kbench.train.setup import Chosen, Kernels, Workshop
 from kbench.train.slots import OUTLIER_WINDOW, Shape
 from kbench.train.state_file import OptimizerState
 from kbench.train.trainer import Settings, State, Trainer, fresh_state
@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 @dataclass
 class Inputs:
     """All that a run reads, opened and found sound, before a device is touched. options: with nothing left open but
-    recompute. state: where the run begins. position: in the data, of a run that goes on."""
+    recompute. state: where the run begins. position: in the data, of a run that goes on. kernels: of such a run."""
 
     options: TrainOptions
     model: Model
@@ -44,6 +44,7 @@ class Inputs:
     state: State
     position: Mapping[str, Any] | None
     weights: str
+    kernels: Kernels | None = None
 
     @property
     def shape(self) -> Shape:
@@ -94,7 +95,11 @@ def open_checkpoint(folder: Path, changes: Mapping[str, Any], note: Say) -> Inpu
         raise UsageError(f"--steps {options.steps}: the checkpoint in {folder} has done {checkpoint.step}")
     model = checkpoint.state.model
     state = _state(checkpoint, folder)
-    return _inputs(options, model, state, _entry(document, "data", folder), f"step {checkpoint.step} of {folder}", note)
+    place = _entry(document, "data", folder)
+    inputs = _inputs(options, model, state, place, f"step {checkpoint.step} of {folder}", note)
+    if "use" not in changes:
+        inputs.kernels = Kernels.from_document(document)
+    return inputs
 
 
 def _inputs(
@@ -164,6 +169,11 @@ class Run:
     def choose(self) -> Chosen:
         """Versions for the run's shape, measured and proven."""
         options = self.inputs.options
+        if (saved := self.inputs.kernels) is not None:
+            chosen = self.workshop.choose_saved(self.inputs.shape, saved)
+            if chosen is not None:
+                return chosen
+            self.note("the kernels of the checkpoint are not those of this kbench or device: choosing anew")
         wanted = parse_use(options.use, self.workshop.catalog)
         return self.workshop.choose(self.inputs.shape, wanted, options.recompute)
 
@@ -202,8 +212,8 @@ class Run:
         return TrainLog(self.folder, facts, resume_step=resume_step)
 
     def _document(self, chosen: Chosen) -> dict[str, Any]:
-        kernels = {role: f"{p.need.family}:{p.version} block {p.block}" for role, p in chosen.picks.items()}
-        return {"options": self.inputs.options.to_dict(), "kernels": kernels}
+        kernels = {role: [p.need.family, p.version, p.block] for role, p in chosen.picks.items()}
+        return {"options": self.inputs.options.to_dict(), "kernels": kernels, "recompute": chosen.shape.recompute}
 
 
 def gemm_rate(device: Device, dtype: str, note: Say) -> float | None:

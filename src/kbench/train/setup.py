@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kbench.catalog import Catalog
 from kbench.device.base import Device
@@ -44,6 +45,23 @@ class Chosen:
         return sum(costs)
 
 
+@dataclass(frozen=True)
+class Kernels:
+    """The choice of a run, as its checkpoints keep it. by_role: family, version and block size."""
+
+    by_role: Mapping[str, tuple[str, int, int]]
+    recompute: int
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Kernels | None:
+        """None where the checkpoint has none that can be read."""
+        try:
+            kernels = {role: (str(f), int(v), int(b)) for role, (f, v, b) in document["kernels"].items()}
+            return cls(kernels, int(document["recompute"]))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+
 @dataclass
 class Workshop:
     """Makes engines on one device.
@@ -78,6 +96,30 @@ class Workshop:
             trials.prove(self._uses(chosen))
             if self.device.kind == "cuda" and wanted.rule == "best":
                 chosen = self._reranked(chosen, wanted, trials)
+        return chosen
+
+    def choose_saved(self, shape: Shape, saved: Kernels) -> Chosen | None:
+        """The choice of an earlier run, proven; None where this device or these families do not have it.
+
+        A run that goes on takes it, because other versions round in another way. Raises as `choose`.
+        """
+        shape = replace(shape, memory=self.device.props.memory_bytes, recompute=saved.recompute)
+        total = Layout(shape.model).count
+        times = self.times() if self.device.kind == "cuda" else None
+        chooser = Chooser(self.catalog, Wanted(), times)
+        answers = []
+        for slot in slots(shape, total):
+            way = next((way for way in slot.ways if all(need.role in saved.by_role for need in way.needs)), None)
+            if way is None:
+                return None
+            found = [chooser.named(need, *saved.by_role[need.role]) for need in way.needs]
+            candidates = tuple(candidate for candidate in found if candidate is not None)
+            if len(candidates) < len(found):
+                return None
+            answers.append(Answer(slot, way, candidates))
+        chosen = self._built(shape, answers)
+        with self._trials() as trials:
+            trials.prove(self._uses(chosen))
         return chosen
 
     def engine(self, chosen: Chosen) -> Engine:

@@ -18,8 +18,9 @@ from typing import Any
 from kbench.catalog import Catalog, kernel_folder
 from kbench.device.base import Device
 from kbench.device.cuda import cache
-from kbench.errors import WrongResult
+from kbench.errors import Exit, KbenchError
 from kbench.jobs import Job
+from kbench.measure.statistics import plural
 from kbench.results.best import median
 from kbench.results.schema import Row
 from kbench.source import load_source
@@ -38,7 +39,8 @@ _BLOCKS = 3
 # Seconds that a row takes, reference and proof included, as seen on an H200; only to say what to expect.
 _ROW_SECONDS = 0.3
 
-Run = Callable[[Sequence[Job]], Iterator[Row]]
+# What of a device's description decides what a kernel does and how fast: libraries run GEMMs and attention.
+_DECIDING = ("name", "driver", "compiler", "options", "cublaslt", "cudnn")
 
 
 @dataclass
@@ -68,11 +70,13 @@ class Trials:
     # ------------------------------------------------------------------------------------------ sweeps
 
     def missing(self, shape: Shape, total: int, chooser: Chooser, times: Times) -> list[Need]:
-        """Needs at whose problems not every eligible version has been swept, each problem once."""
+        """Needs at whose problems not every eligible version has been swept, each problem once. Without any time the
+        sweep was kept in another results folder."""
         found: dict[tuple[str, str, str], Need] = {}
         for need in _needs(slots(shape, total)):
             numbers = {version.number for version in chooser.eligible(need)}
-            if not numbers <= (set(times.of(need)) | self._swept(need, numbers)):
+            timed = set(times.of(need))
+            if numbers and (not timed or not numbers <= (timed | self._swept(need, numbers))):
                 found.setdefault((need.family, need.dtype, need.problem), need)
         return list(found.values())
 
@@ -92,6 +96,9 @@ class Trials:
         rows = zip(needs, self._run(jobs, "sweeping the step's kernels"), strict=True)
         for need, group in itertools.groupby(rows, key=lambda pair: pair[0]):
             self._swept_now(need, chooser, [row for _, row in group])
+        for need in wanted:
+            if need not in needs:  # the first round left no version to try
+                self._swept_now(need, chooser, [])
 
     def _swept_now(self, need: Need, chooser: Chooser, rows: Sequence[Row]) -> None:
         self.keep(rows)
@@ -124,7 +131,7 @@ class Trials:
     # ------------------------------------------------------------------------------------------ proofs
 
     def prove(self, uses: Iterable[Use]) -> None:
-        """Prove every use that has not been proven at these sources. Raises WrongResult for one that is wrong."""
+        """Prove every use that was not proven at these sources before. Raises Unproven for one that is not right."""
         jobs = []
         for use in dict.fromkeys(uses):
             if cache.load("proof", self.proof_key(use)) is None:
@@ -132,8 +139,7 @@ class Trials:
                 jobs.append(Job(use.family, use.version, version.idea, dict(use.sizes), use.dtype, use.block, "prove"))
         for row in self._run(jobs, "proving the step's kernels"):
             if row.status != "pass":
-                what = f"{row.family} version {row.version}, block size {row.block}, cannot train: {row.status}"
-                raise WrongResult(f"{what}: {row.reason}", row.reproduce)
+                raise Unproven(row)
             self._remember_proof(_use(row))
 
     def _remember_proof(self, use: Use) -> None:
@@ -144,7 +150,7 @@ class Trials:
     def _run(self, jobs: Sequence[Job], doing: str) -> Iterator[Row]:
         if not jobs:
             return
-        self.note(f"{doing}: {len(jobs)} rows{self._expected(len(jobs))}")
+        self.note(f"{doing}: {plural(len(jobs), 'row')}{self._expected(len(jobs))}")
         if self._bench is None:
             self._bench = self._opened.enter_context(self.open_bench())
         with self.progress([f"{job.family}:{job.version} block {job.block}" for job in jobs]) as advance:
@@ -163,17 +169,28 @@ class Trials:
         return self._identity(need.family, number) | {"problem": need.problem, "dtype": need.dtype}
 
     def proof_key(self, use: Use) -> dict[str, Any]:
-        """All that a proof depends on: sources, device, compiler, problem, block size."""
+        """All that a proof depends on: sources, device, compiler, libraries, problem, block size."""
         own = {"problem": str(use.problem), "dtype": use.dtype, "block": use.block}
         return self._identity(use.family, use.version) | own
 
     def _identity(self, family: str, number: int) -> dict[str, Any]:
-        """A version as it stands in its files, on this device with its compiler."""
+        """A version as it stands in its files, on this device with its compiler and libraries."""
         path = Path(self.catalog[family].sources[number])
         contract = path.with_suffix(".py").read_text(encoding="utf-8")
         digest = load_source(path, (kernel_folder(),)).digest
-        device = {name: self._described.get(name) for name in ("name", "driver", "compiler", "options")}
+        device = {name: self._described.get(name) for name in _DECIDING}
         return {"family": family, "version": number, "source": digest, "contract": contract, "device": device}
+
+
+class Unproven(KbenchError):
+    """A version that was to train and was not proven; it ends in the exit status of its row."""
+
+    def __init__(self, row: Row):
+        what = f"{row.family} version {row.version}, block size {row.block}, cannot train: {row.status}"
+        super().__init__(f"{what}: {row.reason}", row.reproduce)
+        # Refused and skipped rows are fine beside others; here nothing else takes their place.
+        stands_for = {"refused": Exit.USAGE, "skipped": Exit.CANNOT}
+        self.exit_status = stands_for.get(row.status, row.exit_status)
 
 
 def _needs(all_slots: Sequence[Slot]) -> Iterator[Need]:
