@@ -15,6 +15,7 @@ from typing import Any
 
 from kbench.errors import KbenchError, UsageError
 from kbench.family import DTYPES, Family, Problem, Version
+from kbench.source import fingerprint
 
 _PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\.(?P<extra>\w+))?\.py")
 
@@ -39,6 +40,7 @@ class Catalog(Mapping[str, Family]):
         self.folders = tuple(folders)
         self._files = _scan(self.folders)
         self._loaded: dict[str, Family] = {}
+        self._fingerprints: dict[tuple[str, int], str] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -73,6 +75,15 @@ class Catalog(Mapping[str, Family]):
         if near:
             return f"did you mean {near[0]}?"
         return f"families: {', '.join(self.names) or 'none'}; --family-dir DIR adds a folder of your own"
+
+    def fingerprint(self, family: str, number: int) -> str:
+        """What a version and its family's contract are in their files, as one text (`kbench.source.fingerprint`)."""
+        key = (family, number)
+        if key not in self._fingerprints:
+            sources = self[family].sources
+            paths = dict.fromkeys((sources[number], sources[min(sources)]))
+            self._fingerprints[key] = "+".join(fingerprint(Path(path), (kernel_folder(),)) for path in paths)
+        return self._fingerprints[key]
 
     def version(self, family: str, number: int) -> Version:
         """Raises UsageError, listing the versions, if the family lacks this one."""

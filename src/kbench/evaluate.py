@@ -186,6 +186,7 @@ class Evaluator:
             row.status, row.reason = "refused", subject.refusal
             return
         row.traffic, row.flops = subject.traffic, subject.flops
+        row.source = self.catalog.fingerprint(family.name, version.number)
         if version.gpu_only and self.device.kind == "emulator":
             row.status, row.reason = "skipped", f"the emulator cannot run it: {version.gpu_only}"
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import hashlib
 import re
@@ -70,6 +71,20 @@ class Source:
             if base not in self.kernels and re.search(rf"__device__[^;{{}}()=#]*\b{re.escape(base)}\s*\(", text):
                 return f"{self.path.name}: `{kernel}`, which the plan names, is a __device__ function and no kernel"
         return ""
+
+
+def fingerprint(path: Path, include_folders: Iterable[Path] = ()) -> str:
+    """A hash of what the versions in a `.cu` do: its code, that of its includes, and of the `.py` beside it, without
+    comments and layout. Times and proofs hold as long as it stays the same. Raises UsageError as `load_source`."""
+    source = load_source(path, include_folders)
+    digest = hashlib.sha256()
+    for text in (source.text, *(text for _, _, text in source.includes)):
+        digest.update(" ".join(_strip_comments(text).split()).encode())
+    try:
+        digest.update(ast.dump(ast.parse(_read(path.with_suffix(".py")))).encode())
+    except SyntaxError as error:
+        raise UsageError(f"{path.with_suffix('.py')}, line {error.lineno}: {error.msg}") from error
+    return digest.hexdigest()
 
 
 def base_name(kernel: str) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from kbench.errors import UsageError
-from kbench.source import load_source
+from kbench.source import fingerprint, load_source
 
 CU = """
 #include "shared.cuh"
@@ -61,3 +61,31 @@ def test_unreadable_files_are_one_line(tmp_path):
     (tmp_path / "binary.cu").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="not UTF-8"):
         load_source(tmp_path / "binary.cu")
+
+
+def test_a_fingerprint_is_of_what_versions_do(tmp_path: Path) -> None:
+    cu, py, included = tmp_path / "a.cu", tmp_path / "a.py", tmp_path / "b.cuh"
+    included.write_text("#define N 1\n")
+    cu.write_text('#include "b.cuh"\n__global__ void k(float* x) { *x = N; }\n')
+    py.write_text("BLOCKS = (32, 64)\n")
+    before = fingerprint(cu)
+    cu.write_text('// a comment\n#include "b.cuh"\n__global__ void k(float* x) {\n    *x = N;  /* one */\n}\n')
+    py.write_text("# why\nBLOCKS = (\n    32,\n    64,\n)\n")
+    assert fingerprint(cu) == before
+    for path, text in (
+        (cu, cu.read_text().replace("= N", "= N + 1")),
+        (py, "BLOCKS = (32,)\n"),
+        (included, "#define N 2\n"),
+    ):
+        kept = path.read_text()
+        path.write_text(text)
+        assert fingerprint(cu) != before, path.name
+        path.write_text(kept)
+    assert fingerprint(cu) == before
+
+
+def test_a_contract_that_is_no_python_has_no_fingerprint(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text("")
+    (tmp_path / "a.py").write_text("x = (\n")
+    with pytest.raises(UsageError, match=r"a\.py, line 1"):
+        fingerprint(tmp_path / "a.cu")

@@ -32,6 +32,11 @@ def needs_of(shape: Shape) -> dict[str, Need]:
     return {need.role: need for slot in found for way in slot.ways for need in way.needs}
 
 
+def source(family: str, number: int) -> str:
+    """Stands for the fingerprint of a version's files."""
+    return f"files of {family} {number}"
+
+
 def times_of(measured: Mapping[str, Mapping[int, float]], shape: Shape = NANO, block: int = 128) -> Times:
     """best.json with these milliseconds, by role and version."""
     families: dict[str, Any] = {}
@@ -39,9 +44,12 @@ def times_of(measured: Mapping[str, Mapping[int, float]], shape: Shape = NANO, b
         need = needs_of(shape)[role]
         entry = families.setdefault(need.family, {}).setdefault(need.dtype, {}).setdefault("cold", {})
         entry[need.problem] = {
-            str(number): {"row": {"block": block, "measurement": {"median_ms": ms}}} for number, ms in versions.items()
+            str(number): {
+                "row": {"block": block, "measurement": {"median_ms": ms}, "source": source(need.family, number)}
+            }
+            for number, ms in versions.items()
         }
-    return Times({"gpus": {GPU: families}}, GPU)
+    return Times({"gpus": {GPU: families}}, GPU, source)
 
 
 def chooser(use: str = "best", times: Times | None = None, deterministic: bool = False) -> Chooser:
@@ -77,7 +85,19 @@ def test_times_are_of_the_very_problem_dtype_and_gpu() -> None:
         assert times_of(measured).of(needs_of(shape)["encoder"]) == {}
     need = needs_of(NANO)["encoder"]
     assert times_of(measured).of(need) == {1: (128, 1.0)}
-    assert Times({"gpus": {GPU: {}}}, "another").of(need) == {} == Times({}, GPU).of(need)
+    assert Times({"gpus": {GPU: {}}}, "another", source).of(need) == {} == Times({}, GPU, source).of(need)
+
+
+def test_times_of_files_that_changed_since_are_none() -> None:
+    need = needs_of(NANO)["layernorm"]
+    document = {
+        "gpus": {GPU: {need.family: {need.dtype: {"cold": {need.problem: {
+            "1": {"row": {"block": 32, "measurement": {"median_ms": 1.0}, "source": source(need.family, 1)}},
+            "2": {"row": {"block": 32, "measurement": {"median_ms": 1.0}, "source": "other files"}},
+            "3": {"row": {"block": 32, "measurement": {"median_ms": 1.0}}},
+        }}}}}}
+    }  # fmt: skip
+    assert Times(document, GPU, source).of(need) == {1: (32, 1.0)}
 
 
 @pytest.mark.parametrize(

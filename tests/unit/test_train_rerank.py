@@ -30,7 +30,7 @@ def chooser(times: dict[str, dict[int, float]]) -> Chooser:
 
     class Known(Times):
         def __init__(self) -> None:
-            super().__init__({}, "")
+            super().__init__({}, "", lambda family, number: "")
 
         def of(self, need: Need) -> dict[int, tuple[int, float]]:
             return {number: (256, ms) for number, ms in times.get(need.family, {}).items()}

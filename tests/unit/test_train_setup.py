@@ -110,16 +110,19 @@ def test_a_level_that_was_asked_for_is_taken_or_refused(choose: Any) -> None:
         choose(size + RESERVE - 1, recompute=0)
 
 
+def _row(ms: float) -> dict[str, Any]:
+    return {"block": 128, "measurement": {"median_ms": ms}, "source": ""}
+
+
 def test_where_memory_is_short_attention_without_its_matrix_is_taken_before_anything_is_recomputed(choose: Any) -> None:
     """By times the matrix wins: here it is faster."""
     attention = {"attention_forward": {6: 1.0, 10: 5.0}, "attention_backward": {9: 1.0, 10: 5.0}}
     problem = "B=8 T=1024 C=768 NH=12"
     families = {
-        name: {"bf16": {"cold": {problem: {str(n): {"row": {"block": 128, "measurement": {"median_ms": ms}}}
-                                           for n, ms in versions.items()}}}}
+        name: {"bf16": {"cold": {problem: {str(n): {"row": _row(ms)} for n, ms in versions.items()}}}}
         for name, versions in attention.items()
-    }  # fmt: skip
-    times = Times({"gpus": {"Test GPU": families}}, "Test GPU")
+    }
+    times = Times({"gpus": {"Test GPU": families}}, "Test GPU", lambda family, number: "")
     rich = choose(times=times)
     assert rich.picks["attention_forward"].version == 6 and rich.picks["attention_backward"].version == 9
     short = choose(needed(rich) + RESERVE - 1, times=times)
@@ -162,7 +165,7 @@ def test_a_family_that_no_step_has_is_an_error_before_anything_is_swept(
 
     monkeypatch.setattr(NoTrials, "missing", sweep)
     with pytest.raises(UsageError, match="permute=1: no part of this step"):
-        choose(use="permute=1", times=Times({}, ""))
+        choose(use="permute=1", times=Times({}, "", lambda family, number: ""))
 
 
 def test_named_versions_run(choose: Any) -> None:
@@ -184,21 +187,6 @@ def test_every_pick_is_of_a_version_that_is_there(choose: Any) -> None:
         assert pick.block in CATALOG.version(pick.need.family, pick.version).blocks, role
     chooser = Chooser(CATALOG, parse_use("best", CATALOG), None)
     assert all(c.version in chooser.eligible(c.need) for answer in chosen.answers for c in answer.candidates)
-
-
-def test_the_predicted_time_counts_the_update_once(choose: Any) -> None:
-    """Of three micro-steps; infinite where anything was not measured."""
-
-    class AllMeasured(Times):
-        def of(self, need: Need) -> dict[int, tuple[int, float]]:
-            return {version.number: (version.blocks[0], 0.5) for version in CATALOG[need.family].versions}
-
-    assert choose().predicted_ms == float("inf")
-    # By name, so that nothing is decided inside the step, where nothing can run here.
-    chosen = choose(shape=Shape(PRESETS["nano"], 4, 64, "bf16", 3), use="naive", times=AllMeasured({}, ""))
-    update = {"global_norm", "step_control", "adamw"}
-    launches = sum(pick.need.times * (1 if role in update else 3) for role, pick in chosen.picks.items())
-    assert chosen.predicted_ms == 0.5 * launches
 
 
 # ---------------------------------------------------------------------------------------------- of a checkpoint

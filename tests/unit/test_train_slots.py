@@ -125,7 +125,7 @@ def test_only_attention_is_a_pair_and_only_three_work_in_place() -> None:
 
 
 def test_parameter_gradients_are_written_first_and_added_to_later() -> None:
-    flags = {role: need.sizes["accumulate"] for role, need in needs_of(D12).items() if need.accumulates}
+    flags = {role: need.sizes["accumulate"] for role, need in needs_of(D12).items() if "accumulate" in need.sizes}
     assert flags.pop("encoder_backward") == 1, "dwte holds the classifier's part already"
     assert set(flags) == {role for role in RIGHT if role.endswith("_backward") and role[:3] in
                           ("log", "lay", "fcp", "fc_", "att", "qkv") and role != "attention_backward"}  # fmt: skip

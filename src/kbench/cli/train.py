@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -14,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kbench.cli import options as o
+from kbench.cli import train_shown as shown
 from kbench.cli.screen import Screen
-from kbench.cli.table import Column
 from kbench.errors import CannotRunError, Exit, UsageError
 
 if TYPE_CHECKING:
-    from kbench.train.gradcheck import Finding
     from kbench.train.loop import Outcome
     from kbench.train.run import Run
     from kbench.train.setup import Chosen, Workshop
@@ -31,10 +29,8 @@ EXAMPLES = (
     "kbench train gpt2 --resume runs/first --steps 100",
 )
 
-# Smaller parts of the memory are not worth a word.
-_SHOWN_BYTES = 10_000
-
-# What may be changed where a run goes on: nothing that decides the numbers of a step already done.
+# What may be changed where a run goes on: nothing that the steps already done were computed with, but for the number of
+# steps, by which a falling schedule would have had other rates.
 _MAY_CHANGE = ("steps", "use", "val_every", "val_batches", "sample_every", "sample_length", "temperature", "hellaswag",
                "checkpoint_every", "keep", "major", "data", "val_data")  # fmt: skip
 _NOT_OF_THE_RUN = ("name", "resume", "out", "explain", "check", "export", "device", "family_dir", "time_limit",
@@ -337,17 +333,13 @@ class _Command:
 
         with self.machine.workshop(kind, inputs.options.deterministic) as workshop:
             run = Run(workshop, inputs, self.out, self.screen.say, self.screen.note, self._show_memory)
-            self._say_what(run)
+            shown.show_run(self.screen, run)
             if check:
-                return self._check(run)
+                return shown.show_check(self.screen, run)
             chosen = run.choose()
-            if explain and kind != "cuda":
-                self._explain(run, chosen, None)
-                return int(Exit.OK)
-            trainer = run.trainer(chosen)
             if explain:
-                self._explain(run, chosen, trainer)
-                return int(Exit.OK)
+                return shown.show_explanation(self.screen, run, chosen, run.trainer(chosen) if kind == "cuda" else None)
+            trainer = run.trainer(chosen)
             if inputs.state.step >= inputs.options.steps > 0:
                 self.screen.note(f"all of its {inputs.options.steps} steps are done; --steps N goes on")
             self.screen.say(f"ready after {time.perf_counter() - self._begun:.1f} s")
@@ -364,27 +356,8 @@ class _Command:
         if self.export is not None:
             self._require_exportable(self.export)
 
-    # ------------------------------------------------------------------------------------------ what is shown
-
-    def _say_what(self, run: Run) -> None:
-        inputs, device = run.inputs, run.workshop.device
-        options, model = inputs.options, inputs.model
-        micro = f" x {options.micro_steps} micro-steps" if options.micro_steps > 1 else ""
-        self.screen.prose(f"GPT-2: {model}, {model.parameter_count:,} parameters", rest="  ")
-        self.screen.prose(
-            f"on {device.row_name}, {options.dtype}, batch {options.batch}{micro} of {options.seq} tokens"
-        )
-        self.screen.prose(f"weights: {inputs.weights}", rest="  ")
-        self.screen.prose(f"data: {inputs.dataset.description}", rest="  ")
-
     def _show_memory(self, chosen: Chosen, needed: int) -> None:
-        """Device memory by kind, before it is allocated."""
-        kinds: dict[str, int] = defaultdict(int)
-        for tensor in chosen.program.tensors:
-            kinds[_kind(tensor.name)] += tensor.nbytes
-        kinds["scratch"] += needed - sum(kinds.values())
-        parts = ", ".join(f"{name} {_bytes(size)}" for name, size in kinds.items() if size >= _SHOWN_BYTES)
-        self.screen.prose(f"memory: {_bytes(needed)} (recompute {chosen.shape.recompute}): {parts}", rest="  ")
+        shown.show_memory(self.screen, chosen, needed)
 
     def _finish(self, run: Run, trainer: Any, chosen: Chosen, outcome: Outcome) -> None:
         if self.out is not None:
@@ -400,54 +373,7 @@ class _Command:
                 f"go on with --resume {self.out}" if self.out is not None else "nothing was kept: no --out was given"
             )
             self.screen.note(f"stopped by {outcome.stopped} after step {outcome.step}; {again}")
-        self.screen.document("train", _document(run, chosen, outcome))
-
-    def _explain(self, run: Run, chosen: Chosen, trainer: Any) -> None:
-        from kbench.train.chooser import Chooser, parse_use
-        from kbench.train.explain import explain, measure_roles
-
-        workshop = run.workshop
-        measured, step_ms = None, None
-        if trainer is not None:
-            trainer.gradient([next(_batches(run))])
-            step_ms = sum(trainer.measure(part, 5, time.perf_counter) for part in ("first", "update")) * 1e3
-            program = trainer.engine.program
-            measured = measure_roles(trainer.engine, (*program.forward, *program.first, *program.update))
-        times = workshop.times() if workshop.device.kind == "cuda" else None
-        chooser = Chooser(workshop.catalog, parse_use("best", workshop.catalog), times, workshop.deterministic)
-        lines = explain(chosen, measured, chooser)
-        self.screen.document("train", {"explain": [line.__dict__ for line in lines], "step_ms": step_ms})
-        timed = measured is not None
-        columns = [Column("slot"), Column("kernel"), Column("block", "right", drop=1), Column("times", "right", drop=2)]
-        if timed:
-            columns += [Column("alone ms", "right"), Column("in step", "right")]
-        self.screen.say()
-        self.screen.table(columns, [_explained(line, timed) for line in lines])
-        if measured is None or step_ms is None:
-            self.screen.prose("no times: the emulator is not a GPU")
-            return
-        alone = sum(line.predicted_ms or 0.0 for line in lines)
-        self.screen.prose(
-            f"step: {step_ms:.3f} ms measured as graphs; {sum(measured.values()):.3f} ms summed over its kernels "
-            f"in the step, {alone:.3f} ms summed over kernels timed alone with a cold L2"
-        )
-        self.screen.say()
-        choices = [line for line in lines if line.other_ms is not None]
-        columns = [Column("slot"), Column("next best choice", flexible=True), Column("adds ms", "right")]
-        self.screen.table(columns, [[line.slot, line.other, f"{line.other_ms:+.3f}"] for line in choices])
-
-    def _check(self, run: Run) -> int:
-        from kbench.train.check_step import check_step
-
-        findings = check_step(run, self.screen.note)
-        wrong = [finding for finding in findings if not finding.right]
-        self.screen.document("train", {"check": [{**f.__dict__, "right": f.right} for f in findings]})
-        columns = [Column("quantity"), Column("error", "right"), Column("allowed", "right"), Column("check")]
-        self.screen.say()
-        self.screen.table(columns, [_found(finding) for finding in findings])
-        if wrong:
-            self.screen.note(f"{len(wrong)} of {len(findings)} are further from float64 than allowed")
-        return int(Exit.WRONG if wrong else Exit.OK)
+        self.screen.document("train", shown.document(run, chosen, outcome))
 
     # ------------------------------------------------------------------------------------------ export
 
@@ -470,54 +396,3 @@ class _Command:
         dtype = "bf16" if run.inputs.options.dtype == "bf16" else "fp32"
         write(self.export, run.inputs.model, state.params, dtype)
         self.screen.say(f"weights: {self.export}")
-
-
-def _batches(run: Run) -> Any:
-    from kbench.train.run import batches_of
-
-    return batches_of(run.inputs)
-
-
-def _document(run: Run, chosen: Chosen, outcome: Outcome) -> dict[str, Any]:
-    kernels = {
-        role: {"family": p.need.family, "version": p.version, "block": p.block} for role, p in chosen.picks.items()
-    }
-    return {
-        "device": run.workshop.device.describe(),
-        "options": run.inputs.options.to_dict(),
-        "recompute": chosen.shape.recompute,
-        "kernels": kernels,
-        **outcome.__dict__,
-        "exit_status": int(Exit.INTERRUPTED if outcome.stopped else Exit.OK),
-    }
-
-
-def _kind(name: str) -> str:
-    """What a tensor of the step is counted under."""
-    base = name.split(".")[0]
-    if base in ("params", "grads"):
-        return "parameters and gradients"
-    if base in ("m", "v", "master"):
-        return "optimizer"
-    if base in ("logits", "probs"):
-        return "logits"
-    if base in ("att", "qkvr"):
-        return "attention matrices"
-    return "activations"
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"
-
-
-def _explained(line: Any, timed: bool) -> list[str]:
-    cells = [line.slot, f"{line.family}:{line.version}", str(line.block), str(line.times)]
-    return [*cells, _ms(line.predicted_ms), _ms(line.measured_ms)] if timed else cells
-
-
-def _ms(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
-
-
-def _found(finding: Finding) -> list[str]:
-    return [finding.name, f"{finding.error:.2e}", f"{finding.allowed:.2e}", "pass" if finding.right else "fail"]

@@ -4,6 +4,7 @@ History of the schema (the first line of a run file holds its number):
 1  first version: header with device, options and command; rows as `Row`.
 2  rows have `traffic` and `flops`, and their `device` is the GPU's model (it was "cuda", and is still "emulator"
    there); `verdict["judge"]` may be "cupy"; the device of a sweep on a GPU has `ceilings` (`kbench.ceilings`).
+3  rows have `source`, the fingerprint of the version's files.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from kbench.errors import Exit
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # What became of a row, and the exit status that it stands for.
 STATUSES = {
@@ -46,6 +47,7 @@ class Row:
     kernels: [{"name", "grid", "block", "shared", "registers", "static_shared", "local_bytes"}] of the plan.
     overridden: --rtol/--atol replaced the bound: such a row can never win or be a baseline.
     traffic: bytes that any version has to read and write. flops: what the family counts, None where it counts none.
+    source: `kbench.source.fingerprint` of the version's files, "" where an older kbench wrote the row.
     seconds: wall time that the row took, of all its parts.
     """
 
@@ -70,6 +72,7 @@ class Row:
     overridden: bool = False
     traffic: float | None = None
     flops: float | None = None
+    source: str = ""
     seconds: float = 0.0
 
     @property

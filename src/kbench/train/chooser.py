@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,16 +49,24 @@ def parse_use(text: str, catalog: Catalog) -> Wanted:
 
 
 class Times:
-    """Medians in milliseconds of proven rows, as best.json has them for one GPU: each version's best block size."""
+    """Medians in milliseconds of proven rows, as best.json has them for one GPU: each version's best block size.
 
-    def __init__(self, document: Mapping[str, Any], device: str):
+    source: the fingerprint of a version's files; times of other files are none of this version.
+    """
+
+    def __init__(self, document: Mapping[str, Any], device: str, source: Callable[[str, int], str]):
         self._families = document.get("gpus", {}).get(device, {})
+        self._source = source
 
     def of(self, need: Need) -> dict[int, tuple[int, float]]:
         """(block size, milliseconds) by version; empty where nothing was measured at this very problem."""
         entries = self._families.get(need.family, {}).get(need.dtype, {}).get("cold", {}).get(need.problem, {})
         rows = {int(number): entry["row"] for number, entry in entries.items()}
-        return {number: (row["block"], row["measurement"]["median_ms"]) for number, row in rows.items()}
+        return {
+            number: (row["block"], row["measurement"]["median_ms"])
+            for number, row in rows.items()
+            if row.get("source") == self._source(need.family, number)
+        }
 
 
 @dataclass(frozen=True)

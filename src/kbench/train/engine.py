@@ -40,6 +40,10 @@ class Made:
         """What it touches that has no place of its own."""
         return tuple(tensor for tensor in self.touched if tensor.name not in views)
 
+    def transient_bytes(self, views: Mapping[str, View]) -> int:
+        """Memory for them, each aligned."""
+        return sum(_aligned(tensor.nbytes) for tensor in self.transient(views))
+
 
 class Plans:
     """Plans of uses, as their families make them for a device. Raises KbenchError where a use is refused."""
@@ -130,7 +134,10 @@ class Engine:
         """Allocate every tensor and bind every call. Raises CannotRunError where memory does not suffice."""
         free = self.device.free_memory()
         if self.needed + RESERVE > free:
-            raise CannotRunError(f"the step needs {self.needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free")
+            raise CannotRunError(
+                f"the step needs {self.needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
+                "give a higher --recompute or a smaller --batch",
+            )
         for tensor in self.tensors:
             self.buffers[tensor.name] = self.device.alloc(tensor)
         for action in self.program.actions:
@@ -186,8 +193,7 @@ class Engine:
         return self._transient_bytes(call) <= self._sizes.get(call.arena, 0)
 
     def _transient_bytes(self, call: Call) -> int:
-        tensors = self.plans.of(call.use).transient(call.views)
-        return sum(_aligned(tensor.nbytes) for tensor in tensors) + self._prepared[call.use].workspace
+        return self.plans.of(call.use).transient_bytes(call.views) + self._prepared[call.use].workspace
 
     def _scratch_bytes(self) -> int:
         return (

@@ -248,6 +248,7 @@ class Loop:
             "window": [[float(value) for value in row] for row in state.window],
             "filled": state.filled,
         }
+        assert state.m is not None and state.v is not None  # None stands for zeros only before a run
         tensors = TrainState(self.trainer.shape.model, state.params, OptimizerState(state.m, state.v, state.master))
         save_checkpoint(self.folder, step, tensors, document, keep=self.schedule.keep, major=self.schedule.major)
         self._saved = step

@@ -13,11 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kbench.train.model import Model
+from kbench.train.optimizer import BETA1, BETA2, EPSILON
 from kbench.train.reference import Array, loss_and_gradients
 
-BETA1 = 0.9
-BETA2 = 0.95  # forgets faster than the usual 0.999: language models are steadier so (Brown et al., "GPT-3", appendix B)
-EPSILON = 1e-8
 MAX_NORM = 1.0  # of all gradients together; larger ones are scaled down to it
 
 

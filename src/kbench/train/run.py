@@ -212,8 +212,7 @@ class Run:
         return TrainLog(self.folder, facts, resume_step=resume_step)
 
     def _document(self, chosen: Chosen) -> dict[str, Any]:
-        kernels = {role: [p.need.family, p.version, p.block] for role, p in chosen.picks.items()}
-        return {"options": self.inputs.options.to_dict(), "kernels": kernels, "recompute": chosen.shape.recompute}
+        return {"options": self.inputs.options.to_dict(), **chosen.document()}
 
 
 def gemm_rate(device: Device, dtype: str, note: Say) -> float | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kbench import __version__
 from kbench.catalog import Catalog
 from kbench.device.base import Device
 from kbench.device.cuda import cache
@@ -37,12 +38,10 @@ class Chosen:
     def picks(self) -> dict[str, Pick]:
         return {c.need.role: c.pick for answer in self.answers for c in answer.candidates}
 
-    @property
-    def predicted_ms(self) -> float:
-        """The sum of what the kernels of one step were measured at alone, infinite where one was not."""
-        update = ("global norm", "step control", "adamw")
-        costs = [a.cost * (1 if a.slot.name in update else self.shape.micro_steps) for a in self.answers]
-        return sum(costs)
+    def document(self) -> dict[str, Any]:
+        """For JSON; `Kernels.from_document` reads it."""
+        kernels = {role: [p.need.family, p.version, p.block] for role, p in self.picks.items()}
+        return {"kernels": kernels, "recompute": self.shape.recompute}
 
 
 @dataclass(frozen=True)
@@ -104,23 +103,30 @@ class Workshop:
         A run that goes on takes it, because other versions round in another way. Raises as `choose`.
         """
         shape = replace(shape, memory=self.device.props.memory_bytes, recompute=saved.recompute)
-        total = Layout(shape.model).count
         times = self.times() if self.device.kind == "cuda" else None
-        chooser = Chooser(self.catalog, Wanted(), times)
-        answers = []
-        for slot in slots(shape, total):
-            way = next((way for way in slot.ways if all(need.role in saved.by_role for need in way.needs)), None)
-            if way is None:
-                return None
-            found = [chooser.named(need, *saved.by_role[need.role]) for need in way.needs]
-            candidates = tuple(candidate for candidate in found if candidate is not None)
-            if len(candidates) < len(found):
-                return None
-            answers.append(Answer(slot, way, candidates))
+        answers = self._named(shape, saved.by_role, Chooser(self.catalog, Wanted(), times))
+        if answers is None:
+            return None
         chosen = self._built(shape, answers)
         with self._trials() as trials:
             trials.prove(self._uses(chosen))
         return chosen
+
+    def _named(
+        self, shape: Shape, by_role: Mapping[str, tuple[str, int, int]], chooser: Chooser
+    ) -> list[Answer] | None:
+        """Answers by family, version and block size of each role; None where one of them cannot be had."""
+        answers = []
+        for slot in slots(shape, Layout(shape.model).count):
+            way = next((way for way in slot.ways if all(need.role in by_role for need in way.needs)), None)
+            if way is None:
+                return None
+            found = [chooser.named(need, *by_role[need.role]) for need in way.needs]
+            candidates = tuple(candidate for candidate in found if candidate is not None)
+            if len(candidates) < len(found):
+                return None
+            answers.append(Answer(slot, way, candidates))
+        return answers
 
     def engine(self, chosen: Chosen) -> Engine:
         """Compiled and prepared; memory is not allocated yet."""
@@ -145,7 +151,7 @@ class Workshop:
             options = [chooser.answers(slot) for slot in slots(shape, total)]
             for answers in _by_memory(options):
                 chosen = self._built(shape, answers)
-                needed = sum(tensor.nbytes for tensor in chosen.program.tensors)
+                needed = self._needed(chosen.program)
                 if needed <= free:
                     return chosen
                 smallest = min(smallest or needed, needed)
@@ -163,19 +169,20 @@ class Workshop:
             return chosen
         steps = [chosen, *(self._built(chosen.shape, _with(chosen.answers, *other)) for other in others)]
         uses = list(dict.fromkeys(use for step in steps for use in self._uses(step)))
-        shape = str(replace(chosen.shape, steps=1))
-        key = {"shape": shape, "uses": [trials.proof_key(use) for use in uses]}
+        key = {
+            "kbench": __version__,
+            "shape": str(replace(chosen.shape, steps=1)),
+            "uses": [trials.proof_key(use) for use in uses],
+        }
         if (known := cache.load("rerank", key)) is not None:
-            numbers = {int(number): int(which) for number, which in known[0]["taken"].items()}
-            answers = chosen.answers
-            for number, which in numbers.items():
-                answers = _with(answers, number, others[which][1])
-            return self._built(chosen.shape, answers)
+            kernels = Kernels.from_document(known[0])
+            answers = self._named(chosen.shape, kernels.by_role, chooser) if kernels is not None else None
+            if answers is not None:
+                return self._built(chosen.shape, answers)
         trials.prove(uses)
         self.note(f"timing {len(others)} close {'choice' if len(others) == 1 else 'choices'} inside the step")
         best = rerank(chosen, others, lambda answers: self._built(chosen.shape, answers), StepTimer(self, chosen.shape))
-        taken = {n: i for i, (n, other) in enumerate(others) if best.answers[n] is other}
-        cache.store("rerank", key, {"taken": taken})
+        cache.store("rerank", key, best.document())
         return best
 
     def _chooser(self, shape: Shape, total: int, wanted: Wanted, trials: Trials) -> Chooser:
@@ -189,7 +196,7 @@ class Workshop:
 
     def times(self) -> Times:
         """What best.json knows of this GPU."""
-        return Times(load_best(self.results), self.device.row_name)
+        return Times(load_best(self.results), self.device.row_name, self.catalog.fingerprint)
 
     def _built(self, shape: Shape, answers: Sequence[Answer]) -> Chosen:
         picks = {c.need.role: c.pick for answer in answers for c in answer.candidates}
@@ -205,13 +212,20 @@ class Workshop:
             chooser = Chooser(self.catalog, wanted, times, self.deterministic)
             try:
                 answers = [min(chooser.answers(slot), key=_kept_bytes) for slot in slots(smaller, total)]
-                needed = sum(tensor.nbytes for tensor in self._built(smaller, answers).program.tensors)
+                needed = self._needed(self._built(smaller, answers).program)
             except KbenchError:
                 break
             if needed <= free:
                 return f"--batch {batch} fits"
             batch //= 2
         return "not even a batch of 1 fits: choose a smaller --model or a shorter --seq"
+
+    def _needed(self, program: Program) -> int:
+        """Bytes of a program, but for the workspaces of libraries, which are known when it is prepared."""
+        calls = [action for action in program.actions if isinstance(action, Call)]
+        sizes = {tensor.name: tensor.nbytes for tensor in program.tensors}
+        scratch = [(call.arena, self.plans.of(call.use).transient_bytes(call.views)) for call in calls]
+        return sum(sizes.values()) + max((size for arena, size in scratch if size > sizes.get(arena, 0)), default=0)
 
     def _uses(self, chosen: Chosen) -> list[Use]:
         return [action.use for action in chosen.program.actions if isinstance(action, Call)]

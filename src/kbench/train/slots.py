@@ -15,7 +15,8 @@ from kbench.family import ITEM_SIZES
 from kbench.train.model import Model
 
 RECOMPUTE_LEVELS = (0, 1, 2)
-# Values of the last steps that the outlier test compares with, as the reference's training program has them.
+# Steps whose losses and norms the outlier test compares with: enough for a steady deviation, and few enough for the
+# mean to follow a loss that falls.
 OUTLIER_WINDOW = 128
 # Tokens whose logits are in memory at once. Logits are by far the largest tensor, so they are made, turned into their
 # gradients and used up in several parts; each part is still large enough for GEMMs to run at full speed.
@@ -54,7 +55,11 @@ class Shape:
         """In how many parts, of whole sequences each, the logits are worked on."""
         tokens = min(_LOGIT_TOKENS, self.memory // (_PROOF_BYTES * self.model.padded_vocab))
         most = min(self.batch, max(1, tokens // self.seq))
-        return next((self.batch // size for size in range(most, 0, -1) if self._can_be_cut(size)), 1)
+        sizes = [size for size in range(1, min(self.batch, 2 * most) + 1) if self._can_be_cut(size)]
+        fitting = [size for size in sizes if size <= most]
+        # Small parts run badly, and each rounds the gradient of wte once: rather one that is up to twice as large.
+        size = max(fitting) if fitting and 2 * max(fitting) > most else max(sizes, default=self.batch)
+        return self.batch // size
 
     def _can_be_cut(self, size: int) -> bool:
         """Whether parts of so many sequences are of one size, and begin where cuBLASLt takes a matrix."""
@@ -72,7 +77,6 @@ class Need:
     """One family at one problem. role: what the step asks for it by. times: launches of it per micro-step.
 
     saves: intermediates that the version has to leave behind. alias: (input, output) that share memory here.
-    accumulate: whether later micro-steps run the same with the flag `accumulate` at 1.
     """
 
     role: str
@@ -82,10 +86,6 @@ class Need:
     times: int = 1
     saves: tuple[str, ...] = ()
     alias: tuple[str, str] | None = None
-
-    @property
-    def accumulates(self) -> bool:
-        return "accumulate" in self.sizes
 
     @property
     def problem(self) -> str:

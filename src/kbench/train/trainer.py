@@ -13,15 +13,12 @@ from kbench.family import Array
 from kbench.train.engine import Engine
 from kbench.train.feed import CudaFeed, DirectFeed, Feed
 from kbench.train.layout import Layout
+from kbench.train.optimizer import BETA1, BETA2, EPSILON
 from kbench.train.program import Action
 from kbench.train.slots import OUTLIER_WINDOW, Shape
 
 if TYPE_CHECKING:
     from kbench.device.cuda.device import CudaDevice
-
-# Of AdamW. beta2 is lower than the usual 0.999: the second moment of a language model's gradients changes quickly at
-# the start (Brown et al., "Language Models are Few-Shot Learners", 2020, appendix B).
-BETA1, BETA2, EPSILON = 0.9, 0.95, 1e-8
 
 
 @dataclass(frozen=True)
@@ -58,13 +55,13 @@ class Report:
 
 @dataclass
 class State:
-    """All that a step changes, as arrays on the host. params: as stored (float32 or bfloat16), one array per parameter;
-    master: None in fp32. window, filled: of the outlier test."""
+    """All that a step changes, as arrays on the host. params: as stored (float32 or bfloat16), one array per parameter.
+    m, v: None before the first step, where they are 0. master: None in fp32. window, filled: of the outlier test."""
 
     step: int
     params: dict[str, Array]
-    m: dict[str, Array]
-    v: dict[str, Array]
+    m: dict[str, Array] | None
+    v: dict[str, Array] | None
     master: dict[str, Array] | None
     window: Array
     filled: int
@@ -72,10 +69,9 @@ class State:
 
 def fresh_state(layout: Layout, weights: dict[str, Array], storage: str) -> State:
     """The state before the first step. weights: float32; parameters are rounded to nearest."""
-    zeros = {name: np.zeros_like(values) for name, values in weights.items()}
     params = {name: values.astype(numpy_dtype(storage)) for name, values in weights.items()}
     master = None if storage == "fp32" else weights
-    return State(0, params, zeros, zeros, master, np.zeros((2, OUTLIER_WINDOW), np.float32), 0)
+    return State(0, params, None, None, master, np.zeros((2, OUTLIER_WINDOW), np.float32), 0)
 
 
 class Trainer:
@@ -105,8 +101,11 @@ class Trainer:
         """Set parameters, moments and counters, and what a run keeps."""
         engine, layout, fp32 = self.engine, self.layout, np.dtype(np.float32)
         engine.fill("params", layout.pack(state.params, numpy_dtype(self.shape.storage)))
-        engine.fill("m", layout.pack(state.m, fp32))
-        engine.fill("v", layout.pack(state.v, fp32))
+        for name, moment in (("m", state.m), ("v", state.v)):
+            if moment is None:
+                engine.clear(name)
+            else:
+                engine.fill(name, layout.pack(moment, fp32))
         if state.master is not None:
             engine.fill("master", layout.pack(state.master, fp32))
         engine.clear("grads")  # what lies between parameters is never written

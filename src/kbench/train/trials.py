@@ -12,10 +12,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from kbench.catalog import Catalog, kernel_folder
+from kbench.catalog import Catalog
 from kbench.device.base import Device
 from kbench.device.cuda import cache
 from kbench.errors import Exit, KbenchError
@@ -23,7 +22,6 @@ from kbench.jobs import Job
 from kbench.measure.statistics import plural
 from kbench.results.best import median
 from kbench.results.schema import Row
-from kbench.source import load_source
 from kbench.sweep import Bench
 from kbench.train.chooser import Chooser, Times
 from kbench.train.program import Use
@@ -175,11 +173,9 @@ class Trials:
 
     def _identity(self, family: str, number: int) -> dict[str, Any]:
         """A version as it stands in its files, on this device with its compiler and libraries."""
-        path = Path(self.catalog[family].sources[number])
-        contract = path.with_suffix(".py").read_text(encoding="utf-8")
-        digest = load_source(path, (kernel_folder(),)).digest
         device = {name: self._described.get(name) for name in _DECIDING}
-        return {"family": family, "version": number, "source": digest, "contract": contract, "device": device}
+        source = self.catalog.fingerprint(family, number)
+        return {"family": family, "version": number, "source": source, "device": device}
 
 
 class Unproven(KbenchError):
