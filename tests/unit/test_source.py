@@ -63,7 +63,7 @@ def test_unreadable_files_are_one_line(tmp_path):
         load_source(tmp_path / "binary.cu")
 
 
-def test_a_fingerprint_is_of_what_versions_do(tmp_path: Path) -> None:
+def test_a_fingerprint_is_of_what_versions_do(tmp_path):
     cu, py, included = tmp_path / "a.cu", tmp_path / "a.py", tmp_path / "b.cuh"
     included.write_text("#define N 1\n")
     cu.write_text('#include "b.cuh"\n__global__ void k(float* x) { *x = N; }\n')
@@ -84,7 +84,7 @@ def test_a_fingerprint_is_of_what_versions_do(tmp_path: Path) -> None:
     assert fingerprint(cu) == before
 
 
-def test_a_contract_that_is_no_python_has_no_fingerprint(tmp_path: Path) -> None:
+def test_a_contract_that_is_no_python_has_no_fingerprint(tmp_path):
     (tmp_path / "a.cu").write_text("")
     (tmp_path / "a.py").write_text("x = (\n")
     with pytest.raises(UsageError, match=r"a\.py, line 1"):
