@@ -207,7 +207,8 @@ def test_weights_that_are_not_finite_stop_the_run_at_its_first_step(
     with pytest.raises(WrongResult, match=r"step 1: the loss is nan and the norm of the gradients nan; a lower --lr"):
         go(run)
     assert checkpoint_steps(tmp_path / "out") == []
-    assert read_json_log(tmp_path / "out" / "train.jsonl").steps == []
+    records = read_json_log(tmp_path / "out" / "train.jsonl").steps
+    assert [record.step for record in records] == [0] and np.isnan(records[0].loss) and records[0].skipped
 
 
 def test_a_rate_far_too_high_stops_at_the_first_step_that_is_not_finite(workshop: Workshop, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_the_cut_is_one_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", [MAIN_LOG, JSON_LOG])
 def test_a_run_that_is_not_resumed_writes_over_no_log(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("s:0 tel:1.0000\n")
-    with pytest.raises(UsageError, match="holds the log of another run; resume that run, or choose another folder"):
+    with pytest.raises(UsageError, match="holds the log of another run; resume that run, choose another folder"):
         TrainLog(tmp_path, HEADER)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 

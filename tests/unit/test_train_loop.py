@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections import deque
@@ -83,6 +84,7 @@ class FakeTrainer:
         self.events.append(f"state {self.next}")
         state = fresh_state(Layout(MODEL), initial_weights(MODEL, 1), "fp32")
         state.params["lnfb"] = np.full(2, self.next * STEP_WEIGHT, np.float32)
+        state.m = state.v = {name: np.zeros_like(values) for name, values in state.params.items()}
         state.step, state.filled = self.next, self.next
         return state
 
@@ -246,7 +248,9 @@ def test_the_first_loss_that_is_not_finite_ends_the_run_and_names_its_step(
     assert caught.value.exit_status == Exit.WRONG
     assert trainer.next == 3 + late, "no step more than was queued already"
     assert checkpoint_steps(folder) == [2], "what came after the last good one is not kept"
-    assert [record.step for record in read_json_log(folder / "train.jsonl").steps] == [0, 1]
+    records = read_json_log(folder / "train.jsonl").steps
+    assert [record.step for record in records] == [0, 1, 2], "the log shows what was wrong"
+    assert not math.isfinite(records[2].loss) and records[1].loss == 4.99
 
 
 def test_a_norm_that_is_not_finite_ends_the_run_too(dataset: Dataset) -> None:
@@ -406,7 +410,7 @@ def test_tokens_per_second_are_of_steps_alone(
     # The mean forgets slowly: two of 0.5 s, weighted 0.95 and 0.95^2, and one of 0.25 s.
     mean = (0.5 * (0.95**2 + 0.95) + 0.25) / (0.95**2 + 0.95 + 1.0)
     assert rates[4] == pytest.approx(tokens / mean)
-    assert made.said[1].split("  ")[4:] == ["9.00 s"] and made.said[2].split("  ")[4:] == ["500.0 ms", "96 tok/s"]
+    assert made.said[1].split("  ")[4:] == ["9,000.0 ms"] and made.said[2].split("  ")[4:] == ["500.0 ms", "96 tok/s"]
 
 
 def test_the_share_of_the_cards_arithmetic(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import typer
 from kbench.cli import options as o
 from kbench.cli import train_shown as shown
 from kbench.cli.screen import Screen
-from kbench.errors import CannotRunError, Exit, UsageError
+from kbench.errors import Exit, UsageError, WrongResult
 
 if TYPE_CHECKING:
     from kbench.train.loop import Outcome
@@ -222,6 +221,8 @@ def train(
 
     if name != "gpt2":
         raise UsageError(f"there is no model {name!r} to train", "kbench train gpt2")
+    if explain and check:
+        raise UsageError("--explain and --check are two commands", "give one of them")
     screen = Screen(json)
     given = {**locals(), "context": context_length}
     options = TrainOptions(**{f.name: given[f.name] for f in fields(TrainOptions)})
@@ -242,7 +243,7 @@ def _changes(context: typer.Context, options: Any) -> dict[str, Any]:
             continue
         if name not in _MAY_CHANGE:
             option = {"context_length": "context"}.get(name, name).replace("_", "-")
-            allowed = ", ".join(f"--{other.replace('_', '-')}" for other in _MAY_CHANGE)
+            allowed = ", ".join(f"--{other.replace('_', '-')}" for other in (*_MAY_CHANGE, "out", "export"))
             raise UsageError(
                 f"--{option} cannot be given with --resume: the checkpoint decides it", f"allowed: {allowed}"
             )
@@ -331,6 +332,10 @@ class _Command:
     def _with(self, kind: str, inputs: Any, explain: bool, check: bool) -> int:
         from kbench.train.run import Run
 
+        if self.export is not None:
+            from kbench.train.weights import require_exportable
+
+            require_exportable(self.export, inputs.model)
         with self.machine.workshop(kind, inputs.options.deterministic) as workshop:
             run = Run(workshop, inputs, self.out, self.screen.say, self.screen.note, self._show_memory)
             shown.show_run(self.screen, run)
@@ -343,7 +348,11 @@ class _Command:
             if inputs.state.step >= inputs.options.steps > 0:
                 self.screen.note(f"all of its {inputs.options.steps} steps are done; --steps N goes on")
             self.screen.say(f"ready after {time.perf_counter() - self._begun:.1f} s")
-            outcome = run.go(trainer, chosen)
+            try:
+                outcome = run.go(trainer, chosen)
+            except WrongResult:
+                self._draw(run)
+                raise
             self._finish(run, trainer, chosen, outcome)
         return int(Exit.INTERRUPTED if outcome.stopped else Exit.OK)
 
@@ -353,19 +362,22 @@ class _Command:
 
         if self.out is not None:
             prepare_folder(self.out, resuming=resuming)
-        if self.export is not None:
-            self._require_exportable(self.export)
 
     def _show_memory(self, chosen: Chosen, needed: int) -> None:
         shown.show_memory(self.screen, chosen, needed)
 
-    def _finish(self, run: Run, trainer: Any, chosen: Chosen, outcome: Outcome) -> None:
-        if self.out is not None:
-            from kbench.train.curve import write_curve
-            from kbench.train.log import read_log
+    def _draw(self, run: Run) -> None:
+        """The loss curve, where there is a log."""
+        if self.out is None:
+            return
+        from kbench.train.curve import write_curve
+        from kbench.train.log import read_log
 
-            write_curve(self.out / "loss.svg", read_log(self.out), f"{run.inputs.model}, {run.inputs.options.dtype}")
-            self.screen.say(f"log and loss curve: {self.out}")
+        write_curve(self.out / "loss.svg", read_log(self.out), f"{run.inputs.model}, {run.inputs.options.dtype}")
+        self.screen.say(f"log and loss curve: {self.out}")
+
+    def _finish(self, run: Run, trainer: Any, chosen: Chosen, outcome: Outcome) -> None:
+        self._draw(run)
         if self.export is not None and not outcome.stopped:
             self._export(run, trainer)
         if outcome.stopped:
@@ -376,16 +388,6 @@ class _Command:
         self.screen.document("train", shown.document(run, chosen, outcome))
 
     # ------------------------------------------------------------------------------------------ export
-
-    def _require_exportable(self, path: Path) -> None:
-        if path.suffix not in (".bin", ".safetensors"):
-            raise UsageError(f"--export {path}: the name ends in neither .bin nor .safetensors")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".kbench-"):
-                pass
-        except OSError as error:
-            raise CannotRunError(f"cannot write {path}: {error.strerror}", "choose another place") from error
 
     def _export(self, run: Run, trainer: Any) -> None:
         from kbench.train.weights import export_llmc, export_safetensors

@@ -58,7 +58,12 @@ def show_explanation(screen: Screen, run: Run, chosen: Chosen, trainer: Trainer 
     document = {"explain": [line.__dict__ for line in lines], "step_ms": step_ms, "exit_status": int(Exit.OK)}
     screen.document("train", document)
     timed = measured is not None
-    columns = [Column("slot"), Column("kernel"), Column("block", "right", drop=1), Column("times", "right", drop=2)]
+    columns = [
+        Column("slot"),
+        Column("kernel"),
+        Column("block", "right", drop=1),
+        Column("launches", "right", short="n", drop=2),
+    ]
     if timed:
         columns += [Column("alone ms", "right"), Column("in step", "right")]
     screen.say()

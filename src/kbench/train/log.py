@@ -246,7 +246,8 @@ def _damaged(path: Path, number: int, what: str) -> UsageError:
 
 def _require_absent(folder: Path, *paths: Path) -> None:
     if any(path.exists() and path.stat().st_size for path in paths):
-        raise UsageError(f"{folder} holds the log of another run", "resume that run, or choose another folder")
+        hint = "resume that run, choose another folder, or delete the log if the run left no checkpoint"
+        raise UsageError(f"{folder} holds the log of another run", hint)
 
 
 def _cut(path: Path, step: int, step_of: Callable[[Path, int, str], int]) -> None:

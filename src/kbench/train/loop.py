@@ -124,6 +124,8 @@ class Loop:
     def _took(self, report: Report) -> None:
         seconds = self._rate.tick()
         if not report.finite:
+            if self.log is not None:
+                self.log.step(self._record(report))
             self._outcome.step = report.step
             raise WrongResult(
                 f"step {report.step + 1}: the loss is {report.loss:g} and the norm of the gradients {report.norm:g}",
@@ -159,7 +161,7 @@ class Loop:
             f"lr {report.rate:.2e}",
         ]
         if outcome.ms is not None:
-            parts.append(f"{outcome.ms:.1f} ms" if outcome.ms < 1000 else f"{outcome.ms / 1e3:.2f} s")
+            parts.append(f"{outcome.ms:,.1f} ms")
         if outcome.tokens_per_s is not None:
             parts.append(f"{outcome.tokens_per_s:,.0f} tok/s")
         if outcome.mfu is not None:

@@ -90,7 +90,8 @@ class Shard:
                 raise UsageError(
                     f"{self.name}: token {self.first + begin + at} is {chunk[at]}, and the model's vocabulary ends at "
                     f"{vocab - 1}",
-                    "choose a model with the vocabulary that the file was made for (50257 for GPT-2), or make it again",
+                    "choose a model with the vocabulary that the file was made for (50257 for GPT-2), or make the file "
+                    "again with `kbench data tokens --tokenizer bytes`",
                 )
 
 

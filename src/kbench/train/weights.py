@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,35 @@ def export_llmc(path: Path, model: Model, weights: Mapping[str, Array], dtype: s
     replace_files([stage(path, llmc_buffers(model, weights, dtype))])
 
 
+def require_exportable(path: Path, model: Model) -> None:
+    """Prove, before any training, that weights of `model` can be exported to `path`; makes its folder.
+
+    Raises UsageError for a name that ends in neither .bin nor .safetensors, a path that is no place for a file, and a
+    config.json of another model beside safetensors; CannotRunError where the folder cannot be written.
+    """
+    if path.suffix not in (".bin", ".safetensors"):
+        raise UsageError(f"--export {path}: the name ends in neither .bin nor .safetensors")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--export {path}: it is there, and no file", "choose another name")
+    _make_folder(path)
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".kbench-"):
+            pass
+    except OSError as error:
+        raise CannotRunError(f"cannot write {path}: {error.strerror}", "choose another place") from error
+    if path.suffix == ".safetensors":
+        _config_beside(path, model)
+
+
+def _config_beside(path: Path, model: Model) -> Path | None:
+    """Where the config.json that belongs to safetensors at `path` is missing; None where a right one is there."""
+    config = path.parent / CONFIG
+    found = read_config(config)
+    if found and (difference := config_differs(found, model)):
+        raise UsageError(f"{config} is of another model: {difference}", "export to a folder of its own")
+    return None if found else config
+
+
 def export_safetensors(path: Path, model: Model, weights: Mapping[str, Array], dtype: str = "fp32") -> None:
     """Write Hugging Face's safetensors and, where there is none, the config.json beside it that names the heads.
 
@@ -87,15 +117,12 @@ def export_safetensors(path: Path, model: Model, weights: Mapping[str, Array], d
     """
     require_tensors(model, weights)
     _make_folder(path)
-    config = path.parent / CONFIG
-    if path == config:
+    if path.name == CONFIG:
         raise UsageError(f"{path}: that name is the config's", "choose another, such as model.safetensors")
-    found = read_config(config)
-    if found and (difference := config_differs(found, model)):
-        raise UsageError(f"{config} is of another model: {difference}", "export to a folder of its own")
+    config = _config_beside(path, model)
     staged = []
     try:
-        if not found:
+        if config is not None:
             staged.append(stage(config, [config_text(model, dtype).encode()]))
         staged.append(stage(path, huggingface_buffers(model, weights, dtype)))
     except BaseException:
