@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kbench.train.gradcheck import MOST_FLOPS, Finding, affordable, compare, relative_error
+from kbench.train.gradcheck import CHAIN, MOST_FLOPS, Finding, affordable, compare, longest_sum, relative_error
 from kbench.train.initial import initial_weights
 from kbench.train.model import PRESETS, Model
 from kbench.train.reference import loss_and_gradients
@@ -92,3 +92,14 @@ def test_what_is_checked_is_what_the_reference_can_do(name: str, batch: int, seq
         assert model.flops_per_token(more[1]) * more[0] * more[1] > MOST_FLOPS
     else:
         assert name != "d12"
+
+
+def test_long_sums_may_err_as_a_chain_of_additions_does() -> None:
+    """Where numpy adds in blocks: for nano twice its error is more, for a real vocabulary the chain is."""
+    from kbench.train.model import PRESETS
+
+    assert longest_sum(PRESETS["nano"], 256) == 256
+    assert longest_sum(PRESETS["d12"], 4096) == 50304
+    assert longest_sum(PRESETS["nano"], 5000) == 5000
+    assert 2.0e-7 < CHAIN * 256**0.5 * 2.0**-24 < 3.0e-7
+    assert 3.0e-6 < CHAIN * 50304**0.5 * 2.0**-24 < 4.0e-6
