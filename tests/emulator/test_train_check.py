@@ -16,8 +16,9 @@ from kbench.train.check_step import check_step
 from kbench.train.engine import Engine
 from kbench.train.gradcheck import relative_error
 from kbench.train.layout import GROUP
-from kbench.train.program import Action, Call
+from kbench.train.program import Action, Call, View
 from kbench.train.setup import Workshop
+from kbench.train.step import StepBuilder
 from train_runs import batches, gradients, run_on, same_bits, trainer_of, workshop_on
 
 pytestmark = [
@@ -91,6 +92,18 @@ def test_a_gradient_that_is_a_little_off_is_found(workshop: Workshop, monkeypatc
     monkeypatch.setattr(Trainer, "gradients", off)
     findings = check_step(run_on(workshop, batch=1, seq=16), lambda note: None)
     assert [finding.name for finding in findings if not finding.right] == ["fcw"]
+
+
+def test_gains_of_another_layernorm_are_found(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From scratch all gains are 1 and all biases 0; the check varies them."""
+    own = StepBuilder._weight
+
+    def of_ln1(self: StepBuilder, name: str, layer: int = 0) -> View:
+        return own(self, {"ln2w": "ln1w", "ln2b": "ln1b"}.get(name, name), layer)
+
+    monkeypatch.setattr(StepBuilder, "_weight", of_ln1)
+    findings = check_step(run_on(workshop, batch=2, seq=16, val_batches=1), lambda note: None)
+    assert sum(not finding.right for finding in findings) > 10
 
 
 def test_padding_and_positions_out_of_reach_have_no_gradient(workshop: Workshop) -> None:

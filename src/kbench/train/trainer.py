@@ -67,7 +67,7 @@ class State:
     filled: int
 
 
-def fresh_state(layout: Layout, weights: dict[str, Array], storage: str) -> State:
+def fresh_state(weights: dict[str, Array], storage: str) -> State:
     """The state before the first step. weights: float32; parameters are rounded to nearest."""
     params = {name: values.astype(numpy_dtype(storage)) for name, values in weights.items()}
     master = None if storage == "fp32" else weights

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kbench.device.host_memory import available_memory
 from kbench.errors import CannotRunError, UsageError
 from kbench.train.initial import DEFAULT_SEED, initial_weights
 from kbench.train.model import Model
 from kbench.train.safetensors import looks_like_safetensors
 from kbench.train.weights_binary import (
+    TEMPORARY,
     Array,
     DamagedFile,
     TensorFile,
@@ -59,6 +62,13 @@ def load_weights(spec: str, model: Model | None = None, seed: int = DEFAULT_SEED
         if spec == SCRATCH:
             if model is None:
                 raise UsageError("weights from scratch need a model's sizes", "choose one with --model")
+            needed, free = 4 * model.parameter_count, available_memory()
+            if needed > free:
+                raise CannotRunError(
+                    f"{model}: its {model.parameter_count:,} parameters take {needed / 1e9:.1f} GB of main memory, "
+                    f"{free / 1e9:.1f} GB are free",
+                    "choose a smaller model",
+                )
             return LoadedWeights(model, initial_weights(model, seed), f"from scratch, seed {seed}")
         loaded = _load_file(Path(spec), model)
     except MemoryError as error:
@@ -89,11 +99,12 @@ def require_exportable(path: Path, model: Model) -> None:
     """
     if path.suffix not in (".bin", ".safetensors"):
         raise UsageError(f"--export {path}: the name ends in neither .bin nor .safetensors")
-    if path.exists() and not path.is_file():
+    if os.path.exists(path) and not path.is_file():
         raise UsageError(f"--export {path}: it is there, and no file", "choose another name")
     _make_folder(path)
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".kbench-"):
+        # By the name that it will be written under first, which is longer than its own.
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{TEMPORARY}{path.name}-"):
             pass
     except OSError as error:
         raise CannotRunError(f"cannot write {path}: {error.strerror}", "choose another place") from error
@@ -157,7 +168,7 @@ def _load_file(path: Path, model: Model | None) -> LoadedWeights:
 
 
 def _make_folder(path: Path) -> None:
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UsageError(f"{path} is a folder", "name a file in it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -50,6 +50,9 @@ class TensorFile:
         self.crc = 0
         self._checksum = checksum
         try:
+            # Opening a pipe could wait for ever.
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise UsageError(f"{path} is not a regular file")
             self._file: FileIO = path.open("rb", buffering=0)
             self.size = os.fstat(self._file.fileno()).st_size
         except FileNotFoundError as error:
@@ -170,6 +173,8 @@ def stage(path: Path, buffers: Iterable[bytes | memoryview]) -> Staged:
     temporary = path.parent / f"{TEMPORARY}{path.name}-{secrets.token_hex(4)}"
     size = crc = 0
     try:
+        if path.exists() and not path.is_file():  # a name must not take the place of a device
+            raise CannotRunError(f"cannot write {path}: it is there, and is not a regular file", "choose another name")
         with temporary.open("xb", buffering=0) as file:
             for buffer in buffers:
                 write_all(file, buffer)
