@@ -269,6 +269,21 @@ def test_the_shell_completes_commands_families_and_options(toys: Path) -> None:
     assert complete(f"kbench check --family-dir {toys} toy:3") == ["toy:3"]
 
 
+def test_ctrl_c_while_modules_are_loaded_is_one_line() -> None:
+    program = (
+        "import sys\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'kbench.cli.app': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "from kbench.__main__ import main\n"
+        "main()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (Exit.INTERRUPTED, "kbench: interrupted\n")
+
+
 def test_completion_imports_nothing_heavy() -> None:
     program = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
     program += "; from kbench.cli.app import main; main()"

@@ -313,10 +313,10 @@ def test_a_log_without_a_checkpoint_is_not_written_over(tmp_path: Path) -> None:
     prepare_folder(tmp_path)
 
 
-def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["model_00000001.bin", "state_00000001_00000.bin", "train_00000001.json"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(name: str, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 1, state_of(1), {})
-    model = tmp_path / "model_00000001.bin"
-    model.unlink()
-    os.mkfifo(model)
-    with pytest.raises(UsageError, match=r"model_00000001.bin is not a regular file"):
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UsageError, match=f"{name} is not a regular file"):
         load_checkpoint(tmp_path)

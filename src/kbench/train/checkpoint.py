@@ -283,6 +283,8 @@ def _load(folder: Path, step: int) -> Checkpoint:
 
 
 def _read_envelope(path: Path, step: int) -> dict[str, Any]:
+    if path.exists() and not path.is_file():  # opening a pipe could wait for ever
+        raise UsageError(f"{path} is not a regular file")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -81,7 +81,10 @@ class TrainOptions:
         if self.model is None:
             missing = [name for name in ("layers", "heads", "channels") if name not in given]
             if missing:
-                raise UsageError(f"--{missing[0]} is missing", "name a --model too, or give all of the sizes")
+                other = (
+                    "name a --model too" if self.weights == SCRATCH else "leave out all sizes, the weights have them"
+                )
+                raise UsageError(f"--{missing[0]} is missing", f"{other}, or give all of them")
             return Model(**given)
         base = asdict(PRESETS[self.model])
         return Model(**{**base, **given})
