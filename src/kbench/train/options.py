@@ -82,9 +82,9 @@ class TrainOptions:
             missing = [name for name in ("layers", "heads", "channels") if name not in given]
             if missing:
                 other = (
-                    "name a --model too" if self.weights == SCRATCH else "leave out all sizes, the weights have them"
+                    "name a --model too" if self.weights == SCRATCH else "leave out the sizes, the weights have them"
                 )
-                raise UsageError(f"--{missing[0]} is missing", f"{other}, or give all of them")
+                raise UsageError(f"--{missing[0]} is missing", f"{others}, or give all of them")
             return Model(**given)
         base = asdict(PRESETS[self.model])
         return Model(**{**base, **given})
