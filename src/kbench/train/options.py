@@ -81,10 +81,8 @@ class TrainOptions:
         if self.model is None:
             missing = [name for name in ("layers", "heads", "channels") if name not in given]
             if missing:
-                other = (
-                    "name a --model too" if self.weights == SCRATCH else "leave out the sizes, the weights have them"
-                )
-                raise UsageError(f"--{missing[0]} is missing", f"{others}, or give all of them")
+                hint = "name a --model too" if self.weights == SCRATCH else "leave out sizes: the weights have them"
+                raise UsageError(f"--{missing[0]} is missing", f"{hint}; or give all of the sizes")
             return Model(**given)
         base = asdict(PRESETS[self.model])
         return Model(**{**base, **given})
