@@ -15,7 +15,7 @@ from kbench.ceilings import Ceilings
 from kbench.cli.app import run_command
 from kbench.device.worker import WorkerError
 from kbench.errors import CannotRunError, Exit, KernelFault
-from kbench.results.schema import Row
+from kbench.results.schema import SCHEMA_VERSION, Row
 from kbench.results.store import latest_run, read_run
 from kbench.results.summary import Line, summarise, write_summary
 from kbench.sweep import Bench, Options
@@ -110,7 +110,7 @@ def test_a_sweep_over_several_families_ends_with_the_summary(sweep: Any) -> None
     assert "N=8 bf16" in flat and "72% copy" in flat and "0.01250" in flat
     assert flat.endswith("ceilings of this card: copy 4,000 GB/s, read and written; gemm fp32 50.0, bf16 800 TFLOP/s")
     run = read_run(latest_run(folder))
-    assert run.header["device"]["ceilings"] == CARD.to_dict() and run.header["schema"] == 2
+    assert run.header["device"]["ceilings"] == CARD.to_dict() and run.header["schema"] == SCHEMA_VERSION
     assert [row.traffic for row in run.rows[:2]] == [4e9, 4e9] and run.rows[0].flops == 100e9
     assert {"summary.csv", "summary.md"} <= {path.name for path in (folder / "tables" / run.id).iterdir()}
 
