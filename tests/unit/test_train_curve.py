@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from kbench.axis import Axis
 from kbench.train.curve import (
     BOTTOM,
     HEIGHT,
@@ -16,7 +17,6 @@ from kbench.train.curve import (
     RIGHT,
     TOP,
     WIDTH,
-    Axis,
     loss_curve,
     moving_mean,
     thinned,

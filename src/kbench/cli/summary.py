@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kbench.ceilings import Ceilings
 from kbench.cli.screen import Screen
 from kbench.cli.table import Column
-from kbench.results.summary import Line
+from kbench.results.summary import Line, ceilings_text, rate_text
 from kbench.results.tables import milliseconds, percent
 
 COLUMNS = (
@@ -26,7 +26,7 @@ def show_summary(lines: Sequence[Line], ceilings: Ceilings, screen: Screen) -> N
     screen.say()
     screen.table(COLUMNS, [_cells(line) for line in lines])
     screen.say()
-    for text in _ceilings(ceilings):
+    for text in ceilings_text(ceilings):
         screen.prose(text, rest="  ")
 
 
@@ -34,23 +34,6 @@ def _cells(line: Line) -> list[str]:
     name = f"{line.family}\n  {line.problem} {line.dtype}"
     if line.version is None or line.ms is None:
         return [name, "none", "", "", "", "", ""]
-    rates = ["" if rate is None else _rate(rate) for rate in (line.gbs, line.tflops)]
+    rates = ["" if rate is None else rate_text(rate) for rate in (line.gbs, line.tflops)]
     near = f"{percent(line.share)} {line.ceiling}" if line.ceiling else ""
     return [name, str(line.version), str(line.block), milliseconds(line.ms), *rates, near]
-
-
-def _ceilings(ceilings: Ceilings) -> list[str]:
-    """What the card can do at most, and what of it is not known or not to be trusted."""
-    known = []
-    if ceilings.copy_gbs:
-        known.append(f"copy {_rate(ceilings.copy_gbs)} GB/s, read and written")
-    if ceilings.gemm_tflops:
-        rates = ", ".join(f"{dtype} {_rate(rate)}" for dtype, rate in ceilings.gemm_tflops.items())
-        known.append(f"gemm {rates} TFLOP/s")
-    lines = [f"ceilings of this card: {'; '.join(known) or 'not known'}"]
-    return [*lines, *ceilings.notes]
-
-
-def _rate(value: float) -> str:
-    """Three digits or more, and no exponent."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -27,6 +27,7 @@ from kbench.results.strict_json import dumps
 RUNS = "runs"
 LATEST = "latest"
 TABLES = "tables"
+SUFFIX = ".jsonl"
 
 
 def row_key(row: Row) -> tuple[object, ...]:
@@ -73,7 +74,7 @@ class RunWriter:
         # The random part keeps two runs of one second apart.
         self.id = f"{started:%Y%m%dT%H%M%SZ}-{slug}-{secrets.token_hex(3)}"
         self.folder = folder
-        self.path = folder / RUNS / f"{self.id}.jsonl"
+        self.path = folder / RUNS / (self.id + SUFFIX)
         self._statuses: Counter[str] = Counter()
         self._file = self._open()
         self._write(
@@ -178,8 +179,28 @@ def latest_run(folder: Path) -> Path:
     return path
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Replace a file in one step, so that a reader sees the old text or the new. Raises CannotRunError."""
+def find_run(folder: Path, name: str) -> Path:
+    """The run file that a name stands for: "latest", the path of a file, or an id or a part of it that only one has.
+
+    Raises UsageError if there is none, or more than one.
+    """
+    if name == LATEST:
+        return latest_run(folder)
+    if "/" in name or name.endswith(SUFFIX):
+        return Path(name)
+    ids = sorted(path.stem for path in (folder / RUNS).glob("*" + SUFFIX))
+    found = [known for known in ids if known == name] or [known for known in ids if name and name in known]
+    if len(found) != 1:
+        what = f"{len(found)} runs" if found else "no run"
+        raise UsageError(f"{folder / RUNS} holds {what} of the id {name!r}", f"ids there: {_few(ids)}")
+    return folder / RUNS / (found[0] + SUFFIX)
+
+
+def replace_text(path: Path, text: str, hint: str = "") -> None:
+    """Replace a file in one step, so that a reader sees the old text or the new.
+
+    hint: what to do where it cannot be written. Raises CannotRunError.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
@@ -192,7 +213,7 @@ def replace_text(path: Path, text: str) -> None:
             os.unlink(temporary)
             raise
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable(path, error, hint) from error
 
 
 def _lines(path: Path) -> list[str]:
@@ -243,7 +264,13 @@ def _stamp(moment: datetime) -> str:
     return moment.isoformat(timespec="seconds")
 
 
-def _unwritable(path: Path, error: OSError) -> CannotRunError:
+def _few(ids: Sequence[str]) -> str:
+    newest = ", ".join(reversed(ids[-3:]))
+    return f"{newest} and {len(ids) - 3} older ones" if len(ids) > 3 else newest or "none"
+
+
+def _unwritable(path: Path, error: OSError, hint: str = "") -> CannotRunError:
     return CannotRunError(
-        f"cannot write {path}: {error.strerror or error}", "choose another folder with --results DIR or $KBENCH_RESULTS"
+        f"cannot write {path}: {error.strerror or error}",
+        hint or "choose another folder with --results DIR or $KBENCH_RESULTS",
     )

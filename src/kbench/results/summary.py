@@ -74,3 +74,20 @@ def frame(lines: Sequence[Line]) -> pd.DataFrame:
 def write_summary(folder: Path, run_id: str, lines: Sequence[Line]) -> list[Path]:
     """Write `tables/ID/summary.csv` and `.md`; returns the paths. Raises CannotRunError."""
     return write_table(folder, run_id, NAME, frame(lines))
+
+
+def ceilings_text(ceilings: Ceilings) -> list[str]:
+    """What the card can do at most, and what of it is not known or not to be trusted."""
+    known = []
+    if ceilings.copy_gbs:
+        known.append(f"copy {rate_text(ceilings.copy_gbs)} GB/s, read and written")
+    if ceilings.gemm_tflops:
+        rates = ", ".join(f"{dtype} {rate_text(rate)}" for dtype, rate in ceilings.gemm_tflops.items())
+        known.append(f"gemm {rates} TFLOP/s")
+    lines = [f"ceilings of this card: {'; '.join(known) or 'not known'}"]
+    return [*lines, *ceilings.notes]
+
+
+def rate_text(value: float) -> str:
+    """Three digits or more, and no exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from kbench.axis import Axis
 from kbench.results.store import replace_text
 from kbench.train.log import History
 
 WIDTH, HEIGHT = 800, 450
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 52  # margins, with room for the ticks' numbers, the title and the legend
-TICKS = 6  # about as many on each axis
 MEAN = 20  # steps in the moving mean; a run of fewer than twice as many shows the losses alone
 
 Point = tuple[float, float]
@@ -66,37 +66,6 @@ def loss_curve(history: History, title: str = "Loss") -> str:
         parts.append(f"<text {middle}>no loss has been measured</text>")
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" width="{WIDTH}">'
     return "\n".join([head, f"<title>{html.escape(title)}</title>", f"<style>{_STYLE}</style>", *parts, "</svg>\n"])
-
-
-class Axis:
-    """Numbers from low to high on a line from pixel `start` to pixel `end`, with ticks at round numbers."""
-
-    def __init__(self, low: float, high: float, start: float, end: float, spacing: float) -> None:
-        self.low, self.high, self.start, self.end = low, high, start, end
-        first, last = math.ceil(low / spacing - 1e-9), math.floor(high / spacing + 1e-9)
-        self.ticks = [count * spacing for count in range(first, last + 1)]
-        self.decimals = max(0, -math.floor(math.log10(spacing) + 1e-9))
-
-    @classmethod
-    def over(cls, values: Sequence[float], start: float, end: float, *, whole: bool = False) -> Axis:
-        """An axis that holds all the values. whole: ticks at whole numbers only, and the ends where the values end."""
-        low, high = (min(values), max(values)) if values else (0.0, 1.0)
-        if high - low < 1e-9 * max(abs(low), abs(high), 1e-30):  # one value, or so close that no tick tells them apart
-            pad = 0.5 if whole else max(0.05 * abs(low), 1e-3)
-            low, high = low - pad, high + pad
-        spacing = round_spacing((high - low) / TICKS)
-        if whole:
-            return cls(low, high, start, end, max(spacing, 1.0))
-        return cls(math.floor(low / spacing) * spacing, math.ceil(high / spacing) * spacing, start, end, spacing)
-
-    def pixel(self, value: float) -> float:
-        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
-
-
-def round_spacing(least: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is at least `least`."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= least * (1 - 1e-9))
 
 
 def moving_mean(points: Sequence[Point], width: int) -> list[Point]:

@@ -1,0 +1,54 @@
+"""`kbench plot`: the pictures of a run as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kbench.cli import options as o
+from kbench.cli.screen import Screen
+from kbench.errors import Exit, UsageError
+from kbench.results.store import LATEST, TABLES, find_run, read_run
+
+EXAMPLES = ("kbench plot", "kbench plot latest -o sweep.html")
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", show_default=False, hidden=True)]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE.html", help="The page. tables/ID/plot.html of the results if left out."
+    ),
+]
+
+
+def plot(
+    run: RunArgument = LATEST,
+    output: OutputOption = None,
+    results: o.ResultsOption = Path("results"),
+    json: o.JsonOption = False,
+    debug: o.DebugOption = False,
+) -> int:
+    """Draw a run: one HTML page that needs neither network nor script.
+
+    RUN is a run file, an id or a part of one, or latest (the same if left out).
+
+    Of each problem: time over block size per version with 95% intervals, a heat map, and what each version gains
+    over the first; of the run: a summary and the roofline with the ceilings that were measured. A run of the
+    emulator gives a page of verdicts.
+    """
+    from kbench.plot.page import write_page
+
+    screen = Screen(json)
+    if output is not None and output.suffix.lower() not in (".html", ".htm"):
+        # A run file named by mistake would be lost.
+        raise UsageError(f"-o {output} is not the name of a page", "it has to end in .html")
+    found = read_run(find_run(results, run))
+    for warning in found.warnings:
+        screen.note(warning)
+    path = output if output is not None else results / TABLES / found.path.stem / "plot.html"
+    problems = write_page(path, found)
+    screen.document("plot", {"run": str(found.path), "page": str(path), "problems": problems})
+    screen.say(f"page: {path} (problems: {problems})")
+    return int(Exit.OK)

@@ -1,0 +1,99 @@
+"""The rows of a run as pictures need them: checked, and in contests of one problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from kbench.errors import UsageError
+from kbench.results.best import contest, median, ties
+from kbench.results.schema import Row
+from kbench.results.store import Run, row_key
+
+Series = tuple[int, tuple[tuple[str, int], ...]]  # a version, and the other parameters that it ran with
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The rows that compete: one family, problem, dtype and cache mode. No experiment is in it twice."""
+
+    rows: Sequence[Row]
+
+    @property
+    def name(self) -> str:
+        first = self.rows[0]
+        return f"{first.family} {first.problem} {first.dtype}"
+
+    @cached_property
+    def timed(self) -> list[Row]:
+        """Rows that are proven and timed, by the family's own bound."""
+        return [row for row in self.rows if row.may_win]
+
+    @cached_property
+    def winner(self) -> Row | None:
+        return min(self.timed, key=median, default=None)
+
+    @property
+    def tied(self) -> int:
+        """How many rows the measurement does not tell apart from the winner."""
+        return sum(ties(row, self.winner) for row in self.timed) if self.winner else 0
+
+    @property
+    def blocks(self) -> list[int]:
+        return sorted({row.block for row in self.rows})
+
+    @cached_property
+    def series(self) -> dict[Series, dict[int, Row]]:
+        """By version and parameters, in their order: the row of each block size."""
+        found: dict[Series, dict[int, Row]] = {}
+        for row in sorted(self.rows, key=lambda row: (series_of(row), row.block)):
+            found.setdefault(series_of(row), {})[row.block] = row
+        return found
+
+
+def series_of(row: Row) -> Series:
+    return row.version, tuple(sorted(row.params.items()))
+
+
+def label(series: Series) -> str:
+    """Such as "v5", or "v5 ROWS=2"."""
+    version, params = series
+    return " ".join([f"v{version}", *(f"{name}={value}" for name, value in params)])
+
+
+def contests(run: Run) -> list[Contest]:
+    """The contests of a run, in the order in which they came; of an experiment that was repeated, the last row.
+
+    Raises UsageError for a run without rows, and for a row whose times are no times.
+    """
+    if not run.rows:
+        raise UsageError(f"{run.path} holds no rows, so there is nothing to plot", "`kbench sweep` writes some")
+    for number, row in enumerate(run.rows, start=1):
+        if not _is_sound(row):
+            raise UsageError(f"{run.path}: row {number} is damaged: {row.family} version {row.version}", "sweep again")
+    groups: dict[object, list[Row]] = {}
+    for row in _newest(run.rows):
+        groups.setdefault(contest(row), []).append(row)
+    return [Contest(rows) for rows in groups.values()]
+
+
+def _newest(rows: Iterable[Row]) -> Iterable[Row]:
+    return {row_key(row): row for row in rows}.values()
+
+
+def _is_sound(row: Row) -> bool:
+    """Whether a row can be drawn. JSON is checked line by line on reading, but not what stands in the lines."""
+    try:
+        taken = row.measurement
+        numbers = [row.version, row.block, *row.sizes.values(), *row.params.values()]
+        rates = [rate for rate in (row.traffic, row.flops) if rate is not None]
+        return (
+            all(isinstance(number, int) for number in numbers)
+            and 0 < row.block < 1 << 31
+            and all(isinstance(text, str) for text in (row.family, row.idea, row.dtype, row.reason, row.cache_mode))
+            and all(0 <= rate < float("inf") for rate in rates)
+            and (taken is None or 0 < taken["low_ms"] <= taken["median_ms"] <= taken["high_ms"] < float("inf"))
+        )
+    except (AttributeError, KeyError, TypeError):
+        return False
