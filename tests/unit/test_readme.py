@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from kbench.catalog import load_catalog
-from kbench.cli import check, doctor, run, sweep, train
+from kbench.cli import check, doctor, inspect, run, sweep, train
 from kbench.cli import list as listing
 from kbench.cli.app import run_command
+from kbench.device.cuda.compile import nvrtc_version
 from kbench.device.cuda.probe import probe_gpu
 from kbench.device.emulator.compiler import find_compiler
 from kbench.errors import CannotRunError, Exit
@@ -29,13 +30,13 @@ def commands_of(text: str) -> list[str]:
     return [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
 
 
-# A block may say in its first line that its commands need a GPU, or are slow: then `make test-all` runs them. Commands
-# of one block run one after the other in one folder: a later one may need what an earlier one left.
+# A block may say in its first line that its commands need a GPU or NVRTC, or are slow: then `make test-all` runs them.
+# Commands of one block run one after the other in one folder: a later one may need what an earlier one left.
 SESSIONS = [
     pytest.param(
         page,
         commands_of(text),
-        "gpu" in info.split(),
+        info.split(),
         id=commands_of(text)[0],
         marks=[pytest.mark.slow] if "slow" in info.split() else [],
     )
@@ -43,7 +44,7 @@ SESSIONS = [
     for kind, info, text in blocks
     if kind == "console"
 ]
-EXAMPLES = [line for command in (listing, run, check, sweep, doctor) for line in command.EXAMPLES]
+EXAMPLES = [line for command in (listing, run, check, sweep, inspect, doctor) for line in command.EXAMPLES]
 
 
 def cannot_run() -> str:
@@ -53,6 +54,13 @@ def cannot_run() -> str:
     except CannotRunError as error:
         return f"{probe_gpu()}, and {error.message}" if probe_gpu() else ""
     return ""
+
+
+def require_nvrtc() -> None:
+    try:
+        nvrtc_version()
+    except CannotRunError as error:
+        pytest.skip(f"needs NVRTC: {error.message}")
 
 
 needs_kernels = pytest.mark.skipif(bool(cannot_run()), reason=cannot_run() or "kernels can run")
@@ -84,18 +92,20 @@ def test_the_readme_has_commands_and_files() -> None:
     # Guards the tests below against a changed way of writing fences, which would leave them nothing to do.
     assert len(SESSIONS) >= 12 and all(session.values[1] for session in SESSIONS)
     assert {kind for kind, _, _ in BLOCKS} == {"sh", "console", "text", "cuda", "python"}
-    assert any(session.values[2] for session in SESSIONS)
+    assert {word for session in SESSIONS for word in session.values[2]} == {"gpu", "nvrtc", "slow"}
     assert {session.values[0] for session in SESSIONS} == set(PAGES)
 
 
 @needs_kernels
 @pytest.mark.emulator
-@pytest.mark.parametrize(("page", "lines", "gpu"), SESSIONS)
+@pytest.mark.parametrize(("page", "lines", "needs"), SESSIONS)
 def test_commands_of_the_pages(
-    page: str, lines: list[str], gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: str, lines: list[str], needs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if gpu and (reason := probe_gpu()):
+    if "gpu" in needs and (reason := probe_gpu()):
         pytest.skip(f"only on a GPU: {reason}")
+    if "nvrtc" in needs:
+        require_nvrtc()
     in_a_folder_with_the_files_of(page, tmp_path, monkeypatch)
     for line in lines:
         assert execute(line) == Exit.OK, line
@@ -106,6 +116,8 @@ def test_commands_of_the_pages(
 @pytest.mark.parametrize("line", EXAMPLES)
 @pytest.mark.usefixtures("folder_with_the_files_of_the_readme")
 def test_examples_of_the_help(line: str) -> None:
+    if line in inspect.EXAMPLES:
+        require_nvrtc()
     assert execute(line) == Exit.OK
 
 

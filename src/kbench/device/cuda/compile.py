@@ -78,6 +78,37 @@ def compile_cubin(source: Source, kernels: Sequence[str], arch: str) -> Cubin:
     return cubin
 
 
+@dataclass(frozen=True)
+class Ptx:
+    """The front end's output for one architecture. lowered: name expression to the name in `text`."""
+
+    text: str
+    lowered: Mapping[str, str]
+
+
+def compile_ptx(source: Source, kernels: Sequence[str], arch: str) -> Ptx:
+    """The PTX of `kernels`, with the options of `compile_cubin`, or taken from the cache. Raises as that does."""
+    nvrtc = _nvrtc()
+    _check_arch(nvrtc, arch)
+    kernels = tuple(dict.fromkeys(kernels))
+    folders = cuda_headers(nvrtc_version())
+    key = _cache_key(source, kernels, arch, folders)
+    if (entry := disk.load("ptx", key)) is not None:
+        return Ptx(entry[1].decode(), entry[0]["lowered"])
+    # For a virtual architecture the assembler, which takes most of the time, is not run.
+    options = (f"--gpu-architecture={arch.replace('sm', 'compute')}", *OPTIONS, *(f"-I{folder}" for folder in folders))
+    program = _Program(nvrtc, source, "")
+    try:
+        if program.compile(options, kernels) is None:
+            _compile(nvrtc, source, kernels, arch, folders)  # fails as well, and says which kernel or line it is
+            raise CompileError(f"{source.path.name} compiles to machine code but not to PTX", program.log())
+        ptx = Ptx(program.ptx(), dict(zip(kernels, map(program.lowered_name, kernels), strict=True)))
+    finally:
+        program.close()
+    disk.store("ptx", key, {"lowered": dict(ptx.lowered)}, ptx.text.encode())
+    return ptx
+
+
 @cache
 def nvrtc_version() -> tuple[int, int]:
     """Major and minor version of NVRTC. Raises CannotRunError without it."""
@@ -206,6 +237,9 @@ class _Program:
 
     def cubin(self) -> bytes:
         return self._bytes(self._nvrtc.nvrtcGetCUBINSize, self._nvrtc.nvrtcGetCUBIN)
+
+    def ptx(self) -> str:
+        return self._bytes(self._nvrtc.nvrtcGetPTXSize, self._nvrtc.nvrtcGetPTX).rstrip(b"\0").decode()
 
     def lowered_name(self, expression: str) -> str:
         name = _checked(self._nvrtc, self._nvrtc.nvrtcGetLoweredName(self._handle, expression.encode()))

@@ -1,0 +1,242 @@
+"""`kbench inspect`: what a version's kernels use, how many of them fit, and what they are made of; without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kbench.cli import options as o
+from kbench.cli.screen import Screen
+from kbench.cli.table import Column
+from kbench.errors import Exit, UsageError
+from kbench.family import Problem
+from kbench.grammar import parse_block_sizes, parse_sizes, parse_targets
+from kbench.inspect.instructions import GROUPS, group_of
+from kbench.selection import Selection
+
+if TYPE_CHECKING:
+    from kbench.inspect.examine import Examined, Inspection
+    from kbench.inspect.occupancy import Cliff
+
+EXAMPLES = (
+    "kbench inspect layernorm_forward --version 6",
+    "kbench inspect attention_backward:8 --arch sm_80 --dtype bf16",
+    "kbench inspect gelu_forward:2 --block-sizes 256 --ptx",
+)
+LEGEND = (
+    "fit: blocks that one multiprocessor holds at once; occup: their warps, of all that it can hold; waves: how often "
+    "the grid fills the card; spill, stack: bytes a thread; static, dynamic: bytes of shared memory a block"
+)
+SHORT = {"shared memory": "shared"}
+STEPS = {
+    "Gemm": "a library's GEMM",
+    "Fill": "fill",
+    "Copy": "copy",
+    "Sdpa": "a library's attention",
+    "SdpaBackward": "a library's attention, backward",
+    "AllReduce": "a library's all-reduce",
+}
+_USUAL_BLOCK = 256  # the one whose instructions are shown where each block size has a kernel of its own
+
+
+def inspect(
+    target: o.TargetArgument,
+    version: o.VersionsOption = None,
+    arch: Annotated[
+        str | None,
+        typer.Option("--arch", metavar="SM", help="sm_80, 86, 89, 90, 100 or 120. The version's, or sm_90."),
+    ] = None,
+    block_sizes: o.BlocksOption = None,
+    size: o.SizesOption = None,
+    preset: o.PresetOption = None,
+    dtype: o.DtypeOption = None,
+    ptx: Annotated[bool, typer.Option("--ptx", help="The PTX itself in place of the tables.")] = False,
+    family_dir: o.FamilyDirOption = None,
+    json: o.JsonOption = False,
+    debug: o.DebugOption = False,
+) -> int:
+    """Show registers, spills, shared memory, occupancy and instructions of a version's kernels, without a GPU.
+
+    TARGET is FAMILY or FAMILY:VERSIONS, such as layernorm_forward:6. Kernels are compiled for --arch by NVRTC. A plan
+    may depend on the number of multiprocessors: a card that is named stands for the architecture.
+    """
+    screen = Screen(json)
+    selection = Selection(
+        parse_targets([target], version),
+        "sweep",
+        block_sizes=parse_block_sizes(block_sizes) if block_sizes is not None else None,
+        sizes=parse_sizes(size or []),
+        preset=preset,
+        dtype=dtype,
+    )
+    found = _examine(selection, arch, family_dir)
+    documents = [{**each.to_dict(), **({"ptx": each.ptx} if ptx else {})} for each in found]
+    screen.document("inspect", {"inspections": documents})
+    for position, each in enumerate(found):
+        if position:
+            screen.say()
+        if ptx:
+            screen.say(f"// {each.family} version {each.version.number}, {each.problem}, {each.problem.dtype}")
+            screen.say(each.ptx.rstrip() or "// no kernel: all of it is steps of libraries")
+        else:
+            _show(each, screen)
+    return int(Exit.OK)
+
+
+def _examine(selection: Selection, arch: str | None, family_dir: o.FamilyDirOption) -> list[Inspection]:
+    from kbench.catalog import load_catalog
+    from kbench.inspect.architectures import architecture_of
+    from kbench.inspect.examine import examine
+
+    if arch is not None:
+        architecture_of(arch)
+    catalog = load_catalog(family_dir or ())
+    subjects: dict[tuple[str, int, tuple[tuple[str, int], ...], str], list[int]] = {}
+    for job in selection.jobs(catalog, "cuda"):
+        key = (job.family, job.version, tuple(job.sizes.items()), job.dtype)
+        subjects.setdefault(key, []).append(job.block)
+    found = [
+        examine(catalog, family, number, Problem(dict(sizes), dtype), blocks, arch)
+        for (family, number, sizes, dtype), blocks in subjects.items()
+    ]
+    if all(not each.kernels and not each.others for each in found):
+        first = found[0]
+        reason = next(iter(first.refused.values()), "its plan is empty")
+        what = f"{first.family} version {first.version.number} refuses this: {reason}"
+        raise UsageError(what, f"`kbench list {first.family}` shows what it takes")
+    return found
+
+
+# --------------------------------------------------------------------------------------------- tables
+
+
+def _show(found: Inspection, screen: Screen) -> None:
+    card = found.architecture
+    screen.prose(f"{found.family} version {found.version.number}: {found.version.idea}", rest="  ")
+    screen.prose(f"{found.problem}, {found.problem.dtype}", "  problem  ")
+    compiled = f"{found.arch}, {found.compiler}" if found.compiler else found.arch
+    screen.prose(
+        f"{compiled}; plans and waves as on {card.card}: {card.multiprocessors} multiprocessors", "  for      "
+    )
+    if found.others:
+        steps = ", ".join(f"{count} x {STEPS.get(name, name)}" for name, count in found.others.items())
+        screen.prose(f"{steps} (not inspected)", "  besides  ")
+    for reason in dict.fromkeys(found.refused.values()):
+        screen.prose(reason, "  refused  ")
+    for name in dict.fromkeys(kernel.name for kernel in found.kernels):
+        screen.say()
+        _show_kernel(found, [kernel for kernel in found.kernels if kernel.name == name], screen)
+    screen.say()
+    screen.prose(LEGEND if found.kernels else "no kernel to inspect: all of it is steps of libraries")
+
+
+def _show_kernel(found: Inspection, rows: Sequence[Examined], screen: Screen) -> None:
+    usual = min(rows, key=lambda row: abs(row.block - _USUAL_BLOCK))
+    same = len({row.launch.kernel for row in rows}) == 1
+    screen.prose(usual.launch.kernel if same else f"{rows[0].name}<...>, instantiated by block size", rest="  ")
+    screen.say()
+    screen.table(*_resources(rows), indent=2)
+    if unused := _unused(rows):
+        screen.prose(", ".join(f"no {what}" for what in unused), "  ")
+    screen.say()
+    columns, lines = _cliffs(rows)
+    if lines:
+        screen.table(columns, lines, indent=2)
+    else:
+        screen.prose("no single resource within reach changes how many blocks fit", "  ")
+    screen.say()
+    mix = found.mixes[usual.launch.kernel]
+    where = "" if same else f" of {usual.launch.kernel}"
+    screen.prose(f"{sum(mix.values()):,} instructions in the PTX{where}:", "  ", rest="    ")
+    widest = max(map(len, GROUPS))
+    for group in GROUPS:
+        parts = [f"{_named(name)} {count:,}" for name, count in mix.items() if group_of(name) == group]
+        if parts:
+            screen.prose(", ".join(parts), f"    {group:<{widest}}  ")
+
+
+def _resources(rows: Sequence[Examined]) -> tuple[list[Column], list[list[str]]]:
+    """What a kernel uses and how many fit, by block size. Columns of what it never uses are left out."""
+    labels, rows = _merged(rows)
+    columns = [
+        (Column("block", "right"), labels),
+        (Column("threads", "right"), [_by(row.launch.block) for row in rows]),
+        (Column("grid", "right"), [_by(row.launch.grid) for row in rows]),
+        (Column("times", "right"), [str(row.times) for row in rows]),
+        (Column("regs", "right"), [str(row.info.registers) for row in rows]),
+        *((Column(title, "right"), [f"{value:,}" for value in values]) for title, values in _optional(rows).items()),
+        (Column("fit", "right"), [str(row.occupancy.blocks) for row in rows]),
+        (Column("occup", "right"), [f"{row.occupancy.share:.0%}" for row in rows]),
+        (Column("limited by"), [", ".join(SHORT.get(n, n) for n in row.occupancy.limiters) for row in rows]),
+        (Column("waves", "right", drop=1), ["-" if row.waves is None else _significant(row.waves) for row in rows]),
+    ]
+    needless = {"threads": all(_by(row.launch.block) == label for label, row in zip(labels, rows, strict=True))}
+    needless |= {"times": all(row.times == 1 for row in rows)}
+    needless |= {title: not any(values) for title, values in _optional(rows).items()}
+    shown = [(column, cells) for column, cells in columns if not needless.get(column.title, False)]
+    return [column for column, _ in shown], [list(line) for line in zip(*(cells for _, cells in shown), strict=True)]
+
+
+def _merged(rows: Sequence[Examined]) -> tuple[list[str], Sequence[Examined]]:
+    """Block sizes and rows; a single row where a kernel is launched alike whatever the version's block size is."""
+    from kbench.inspect.examine import shape
+
+    if len(rows) > 1 and len({(shape(row.launch), row.times) for row in rows}) == 1:
+        return [f"{rows[0].block}..{rows[-1].block}"], rows[:1]
+    return [str(row.block) for row in rows], rows
+
+
+def _optional(rows: Sequence[Examined]) -> dict[str, list[int]]:
+    """What many kernels do without: title of the column to bytes."""
+    return {
+        "spill": [row.info.spill_bytes or 0 for row in rows],
+        "stack": [row.info.local_bytes or 0 for row in rows],
+        "static": [row.info.static_shared or 0 for row in rows],
+        "dynamic": [row.launch.shared for row in rows],
+    }
+
+
+def _unused(rows: Sequence[Examined]) -> list[str]:
+    words = {"spill": "spills", "stack": "stack", "static": "static shared memory", "dynamic": "dynamic shared memory"}
+    return [words[title] for title, values in _optional(rows).items() if not any(values)]
+
+
+def _cliffs(rows: Sequence[Examined]) -> tuple[list[Column], list[list[str]]]:
+    """By block size: what gives more blocks, and what costs some."""
+    columns = [Column("block", "right"), Column("more fit with", flexible=True), Column("fewer from", flexible=True)]
+    lines = []
+    for label, row in zip(*_merged(rows), strict=True):
+        uses_shared = bool(row.launch.shared or row.info.static_shared)
+        # What a kernel without shared memory could still take of it is far from a cliff.
+        near = [cliff for cliff in row.cliffs if uses_shared or cliff.resource != "shared memory"]
+        gains = "; ".join(_cliff(cliff) for cliff in near if cliff.change < 0)
+        losses = "; ".join(_cliff(cliff) for cliff in near if cliff.change > 0)
+        lines.append([label, gains, losses])
+    return columns, [line for line in lines if line[1] or line[2]]
+
+
+def _cliff(cliff: Cliff) -> str:
+    """Such as `8 registers fewer: 4 (50%)`: the change, and the blocks and the occupancy that it leads to."""
+    count = abs(cliff.change)
+    if cliff.resource == "registers":
+        what = f"{count} register{'s' if count > 1 else ''} {'fewer' if cliff.change < 0 else 'more'}"
+    else:
+        what = f"{count:,} B shared {'less' if cliff.change < 0 else 'more'}"
+    then = f"{cliff.occupancy.blocks} ({cliff.occupancy.share:.0%})" if cliff.occupancy.blocks else "no launch"
+    return f"{what}: {then}"
+
+
+def _named(name: str) -> str:
+    """`global loads (128 bits)` of `global loads, 128 bits`."""
+    plain, _, width = name.partition(", ")
+    return f"{plain} ({width})" if width else plain
+
+
+def _by(sizes: Sequence[int]) -> str:
+    return "x".join(map(str, sizes))
+
+
+def _significant(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
