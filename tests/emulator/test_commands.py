@@ -145,6 +145,17 @@ def test_a_version_with_a_fixed_block_size_runs_once(scale: Path, tmp_path: Path
     assert blocks == [(1, 32), (1, 64), (1, 128), (1, 256), (1, 512), (1, 1024), (2, 64)]
 
 
+def test_a_sweep_is_drawn_where_it_was_asked_for(scale: Path, tmp_path: Path) -> None:
+    sweep = ("sweep", "scale", "--family-dir", str(scale), "--device", "emulator", "--block-sizes", "64")
+    page = tmp_path / "pages" / "scale.html"
+    done = kbench(*sweep, "--html", str(page), "--results", str(tmp_path / "results"))
+    assert done.returncode == 0 and f"page:    {page}" in done.stdout, done.stderr
+    assert "scale" in page.read_text(encoding="utf-8")
+    done = kbench(*sweep, "--html", str(tmp_path / "a.jsonl"), "--results", str(tmp_path / "other"))
+    assert done.returncode == 2 and "is not the name of a page" in done.stderr
+    assert not (tmp_path / "other").exists(), "before any work"
+
+
 def start_sweep(results: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "kbench", "sweep", "attention_backward", "--device", "emulator"]
     return subprocess.Popen(

@@ -15,12 +15,21 @@ from kbench.results.store import LATEST, TABLES, find_run, read_run
 EXAMPLES = ("kbench plot", "kbench plot latest -o sweep.html")
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", show_default=False, hidden=True)]
+HtmlOption = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE.html", help="Also draw the run: one page, as `kbench plot` does.")
+]
 OutputOption = Annotated[
     Path | None,
     typer.Option(
         "--output", "-o", metavar="FILE.html", help="The page. tables/ID/plot.html of the results if left out."
     ),
 ]
+
+
+def require_page(path: Path, option: str) -> None:
+    """Raises UsageError for a name that a page cannot have: a run file named by mistake would be lost."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"{option} {path} is not the name of a page", "it has to end in .html")
 
 
 def plot(
@@ -41,9 +50,8 @@ def plot(
     from kbench.plot.page import write_page
 
     screen = Screen(json)
-    if output is not None and output.suffix.lower() not in (".html", ".htm"):
-        # A run file named by mistake would be lost.
-        raise UsageError(f"-o {output} is not the name of a page", "it has to end in .html")
+    if output is not None:
+        require_page(output, "-o")
     found = read_run(find_run(results, run))
     for warning in found.warnings:
         screen.note(warning)

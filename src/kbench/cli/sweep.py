@@ -11,14 +11,16 @@ from kbench import __version__
 from kbench.ceilings import Ceilings
 from kbench.cli import options as o
 from kbench.cli.failures import show_reasons
+from kbench.cli.plot import HtmlOption, require_page
 from kbench.cli.screen import Screen
 from kbench.cli.session import NO_TIMES, Session, describe, run_rows
 from kbench.cli.summary import show_summary
 from kbench.cli.table import Column
 from kbench.grammar import parse_block_sizes, parse_sizes, parse_targets
+from kbench.plot.page import write_page
 from kbench.results.best import contest, load_best, median, ties, update_best, winners
 from kbench.results.schema import Row
-from kbench.results.store import RunWriter, require_writable
+from kbench.results.store import RunWriter, read_run, require_writable
 from kbench.results.summary import summarise, write_summary
 from kbench.results.tables import (
     by_family,
@@ -52,6 +54,7 @@ def sweep(
     atol: o.AtolOption = None,
     time_limit: o.TimeLimitOption = 30.0,
     full: o.FullOption = False,
+    html: HtmlOption = None,
     workers: o.WorkersOption = None,
     results: o.ResultsOption = Path("results"),
     json: o.JsonOption = False,
@@ -87,7 +90,10 @@ def sweep(
         debug=debug,
         full=full,
     )
-    # Both before any work: an hour of measuring must not end in "cannot write".
+    # All before any work: an hour of measuring must not end in "cannot write".
+    if html is not None:
+        require_page(html, "--html")
+        require_writable(html.parent)
     require_writable(results)
     load_best(results)
 
@@ -108,6 +114,9 @@ def sweep(
 
     session = run_rows(options, selection, screen, record)
     _finish(session, writers[0], screen)
+    if html is not None:
+        write_page(html, read_run(writers[0].path))
+        screen.say(f"page:    {html}")
     return session.finish(screen, debug, kept=str(writers[0].path))
 
 
