@@ -104,5 +104,5 @@ def release(shop: Workshop) -> None:
     gc.collect()
     if shop.device.kind == "cuda":
         shop.device.synchronize()
-        shop.device.xp.get_default_memory_pool().free_all_blocks()  # type: ignore[attr-defined]
-        shop.device.xp.get_default_pinned_memory_pool().free_all_blocks()  # type: ignore[attr-defined]
+        shop.device.xp.get_default_memory_pool().free_all_blocks()
+        shop.device.xp.get_default_pinned_memory_pool().free_all_blocks()

@@ -135,7 +135,7 @@ def test_intervals_and_the_winner_are_drawn_where_they_belong(tmp_path: Path) ->
     points = {group.findtext("title"): group for group in picture.iter("g")}
     assert len(points) == 3
     first = points["v1 at block size 32: 4.000 ms (2.000..6.000)"]
-    bar = re.findall(r"M([\d.]+) ([\d.]+)", first.find("path").get("d"))  # type: ignore[union-attr]
+    bar = re.findall(r"M([\d.]+) ([\d.]+)", first.find("path").get("d"))
     low, high = float(bar[0][1]), float(bar[-1][1])
     dot = first.find("circle")
     assert dot is not None and high < float(dot.get("cy", "")) < low

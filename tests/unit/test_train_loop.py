@@ -255,7 +255,7 @@ def test_the_first_loss_that_is_not_finite_ends_the_run_and_names_its_step(
 def test_a_norm_that_is_not_finite_ends_the_run_too(dataset: Dataset) -> None:
     trainer = FakeTrainer()
     real = trainer.report
-    trainer.report = lambda: Report(real().step, 4.0, float("nan"), 1e-3, 0.0, 0.0, 0.0, True)  # type: ignore[method-assign]
+    trainer.report = lambda: Report(real().step, 4.0, float("nan"), 1e-3, 0.0, 0.0, 0.0, True)
     with pytest.raises(WrongResult, match="step 1: the loss is 4 and the norm of the gradients nan; a lower --lr"):
         Made(dataset, trainer, steps=3, val_every=0).run()
 
@@ -299,7 +299,7 @@ def test_a_signal_before_the_first_step_keeps_where_the_run_begins(dataset: Data
         os.kill(os.getpid(), signal.SIGTERM)
         return real(inputs, targets)
 
-    trainer.losses = losses  # type: ignore[method-assign]
+    trainer.losses = losses
     outcome = Made(dataset, trainer, tmp_path, steps=9, val_batches=1).run()
     assert (outcome.step, outcome.stopped, outcome.losses) == (0, "SIGTERM", [])
     assert checkpoint_steps(tmp_path) == [0]
@@ -323,7 +323,7 @@ def test_a_signal_while_a_checkpoint_is_written_needs_no_other(dataset: Dataset,
             os.kill(os.getpid(), signal.SIGTERM)
         return real()
 
-    trainer.state = state  # type: ignore[method-assign]
+    trainer.state = state
     outcome = Made(dataset, trainer, tmp_path, steps=9, val_every=0, checkpoint_every=3).run()
     assert (outcome.step, outcome.stopped, trainer.next) == (3, "SIGTERM", 3)
     assert checkpoint_steps(tmp_path) == [3] and trainer.events.count("state 3") == 1
@@ -396,7 +396,7 @@ def test_tokens_per_second_are_of_steps_alone(
         clock.advance(1000.0)
         return real(inputs, targets)
 
-    trainer.losses = losses  # type: ignore[method-assign]
+    trainer.losses = losses
     made = Made(dataset, trainer, steps=6, val_every=3, val_batches=1)
     with TrainLog(tmp_path, {}) as log:
         made.loop.log = log

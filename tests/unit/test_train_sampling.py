@@ -54,7 +54,7 @@ def test_temperature_0_takes_the_largest_and_draws_nothing() -> None:
 @pytest.mark.parametrize(("coin", "expected"), [(0.0, 1), (math.nextafter(1.0, 0.0), 3), (1.0, 3)])
 def test_the_ends_of_the_draw_never_hit_a_token_of_no_weight(coin: float, expected: int) -> None:
     row = np.array([-math.inf, 0.1, -math.inf, 0.3, -math.inf])
-    assert choose(row, 5, Coin(coin)).tolist() == expected  # type: ignore[arg-type]
+    assert choose(row, 5, Coin(coin)).tolist() == expected
 
 
 def test_large_logits_do_not_overflow() -> None:
@@ -65,12 +65,12 @@ def test_large_logits_do_not_overflow() -> None:
 
 def test_an_event_repeats_and_leaves_numpys_own_generator_alone() -> None:
     np.random.seed(0)
-    state = np.random.get_state()[1].copy()  # type: ignore[union-attr]
+    state = np.random.get_state()[1].copy()
     rows = np.random.default_rng(1).normal(size=(50, 9))
     first, second = (choose(rows, 9, generator()) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     assert (first != choose(rows, 9, generator(1))).any()
-    np.testing.assert_array_equal(state, np.random.get_state()[1])  # type: ignore[arg-type]
+    np.testing.assert_array_equal(state, np.random.get_state()[1])
 
 
 @pytest.mark.parametrize(

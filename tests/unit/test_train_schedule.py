@@ -71,5 +71,5 @@ def test_edges(kind: str) -> None:
 )
 def test_nonsense_is_refused(change: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError) as caught:
-        rates(**{"kind": "cosine", "steps": 10, "rate": 1e-3} | change)  # type: ignore[arg-type]
+        rates(**{"kind": "cosine", "steps": 10, "rate": 1e-3} | change)
     assert words in str(caught.value)

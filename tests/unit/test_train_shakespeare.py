@@ -69,7 +69,7 @@ def test_the_text_and_its_tokens_are_written(tmp_path: Path) -> None:
     files = prepared(tmp_path / "data")
     assert prepare(texts, files, None) == {"shakespeare.txt": 101} and not files.has_tokens
     assert files.text.read_bytes() == b"a" * 50 + b"\n\n\n" + b"b" * 48
-    counts = prepare(texts, files, Documents())  # type: ignore[arg-type]
+    counts = prepare(texts, files, Documents())
     assert counts == {"shakespeare.txt": 101, "shakespeare_train.bin": 90, "shakespeare_val.bin": 10}
     train, val = read_tokens(files.train), read_tokens(files.val)
     assert [*train.ids, *val.ids] == [999, *b"a" * 50, 999, *b"b" * 48]

@@ -7,13 +7,14 @@ report is read one step late. The emulator has run everything when a call return
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
 from kbench.family import Array
 
 if TYPE_CHECKING:
+    from kbench.device.cuda.device import CudaDevice
     from kbench.train.engine import Engine
 
 # Batches that may be under way: one is read by the GPU while the next arrives.
@@ -66,7 +67,7 @@ class CudaFeed:
         import cupy
 
         self._cuda, self._engine = cupy.cuda, engine
-        self._main = engine.device.stream  # type: ignore[attr-defined]
+        self._main = cast("CudaDevice", engine.device).stream
         with engine.device.activate():
             self._copies = cupy.cuda.Stream(non_blocking=True)
             names = ("inputs", "targets")

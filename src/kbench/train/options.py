@@ -63,10 +63,10 @@ class TrainOptions:
     def on(self, kind: str) -> TrainOptions:
         """With the defaults of a device in place of what was left open."""
         defaults = GPU_DEFAULTS if kind == "cuda" else EMULATOR_DEFAULTS
-        open_ones = {name: value for name, value in defaults.items() if getattr(self, name) is None}
+        open_ones: dict[str, Any] = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         if self.weights != SCRATCH:
             open_ones.pop("model", None)  # the file says it
-        return replace(self, **open_ones)  # type: ignore[arg-type]
+        return replace(self, **open_ones)
 
     def sizes(self) -> Model | None:
         """The model asked for, None where the weights decide. Raises UsageError."""

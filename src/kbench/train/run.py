@@ -12,6 +12,7 @@ import numpy as np
 
 from kbench.device.base import Device
 from kbench.errors import UsageError
+from kbench.family import Array
 from kbench.train.batches import Batches
 from kbench.train.checkpoint import Checkpoint, load_checkpoint, prepare_folder
 from kbench.train.chooser import parse_use
@@ -58,8 +59,7 @@ class Inputs:
     @property
     def settings(self) -> Settings:
         options = self.options
-        assert options.steps is not None
-        table = rates(options.schedule, options.steps, options.lr, options.warmup, options.final_fraction)
+        table = _rates(options)
         return Settings(
             rates=[float(rate) for rate in table] or [0.0],
             weight_decay=options.weight_decay,
@@ -68,6 +68,17 @@ class Inputs:
             skip_norm_z=options.skip_norm_z,
             seed=options.seed,
         )
+
+    def require_possible(self) -> None:
+        """Raises UsageError for a schedule that cannot be, and for a place in the data that is not there."""
+        _rates(self.options)
+        batches_of(self)
+
+
+def _rates(options: TrainOptions) -> Array:
+    """The learning rate of every step. Raises UsageError for a schedule that cannot be."""
+    assert options.steps is not None
+    return rates(options.schedule, options.steps, options.lr, options.warmup, options.final_fraction)
 
 
 def open_inputs(options: TrainOptions, kind: str, note: Say) -> Inputs:
@@ -125,8 +136,7 @@ def _inputs(
     if hellaswag is not None:
         hellaswag.require_fit(options.batch, options.seq)
     inputs = Inputs(options, model, dataset, hellaswag, state, position, weights)
-    inputs.settings  # noqa: B018  an impossible schedule is wrong input too
-    batches_of(inputs)
+    inputs.require_possible()
     return inputs
 
 
