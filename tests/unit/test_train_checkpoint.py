@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,7 @@ def test_a_kill_at_any_point_leaves_a_good_checkpoint(tmp_path: Path) -> None:
     for calls in itertools.chain((0, 1, 16, 17, 18, 40), itertools.count(64)):
         folder = tmp_path / str(calls)
         shutil.copytree(tmp_path / "start", folder)
-        died = killed_after(calls, lambda: save_checkpoint(folder, 3, good[3], {"n": 3}, keep=2))  # noqa: B023
+        died = killed_after(calls, partial(save_checkpoint, folder, 3, good[3], {"n": 3}, keep=2))
         found = load_checkpoint(folder)
         assert found.document == {"n": found.step}
         for step in checkpoint_steps(folder):
