@@ -15,6 +15,7 @@ import contextlib
 import json
 import re
 import tempfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -260,8 +261,14 @@ def _envelope(step: int, state: TrainState, files: list[Staged], document: Any) 
         "dtype": state.dtype,
         "files": {file.path.name: {"bytes": file.size, "crc32": file.crc} for file in files},
         "run": document,
+        "crc32": _crc_of(document),
     }
     return (json.dumps(data, indent=1) + "\n").encode()
+
+
+def _crc_of(document: Any) -> int:
+    """Of a run's document whatever its layout: a digit that changed would go on as other numbers."""
+    return zlib.crc32(json.dumps(document, sort_keys=True).encode())
 
 
 def _load(folder: Path, step: int) -> Checkpoint:
@@ -302,6 +309,8 @@ def _read_envelope(path: Path, step: int) -> dict[str, Any]:
         )
     if schema != SCHEMA or data.get("step") != step or not isinstance(data.get("run"), dict):
         raise DamagedFile(f"{path} is not the document of step {step}")
+    if data.get("crc32") != _crc_of(data["run"]):
+        raise DamagedFile(f"{path} was changed or damaged after it was saved: its checksum differs")
     files = data.get("files")
     if not isinstance(files, dict) or not all(isinstance(value, dict) for value in files.values()):
         raise DamagedFile(f"{path} does not list its files")
