@@ -109,7 +109,7 @@ class Timer:
         def take(hold: bool = True) -> Sample:
             if on_launch is not None:
                 on_launch()
-            return self._sample(bound, restore, hold=hold, flush=mode == "cold")
+            return self.sample(bound, restore, hold=hold, flush=mode == "cold")
 
         with self._device.activate():
             warmups = _warm_up(take, slow_limit_s)
@@ -135,8 +135,13 @@ class Timer:
             ),
         )
 
-    def _sample(self, bound: Bound | None, restore: Restore | None, *, hold: bool, flush: bool) -> Sample:
-        """Time one launch of the plan (of nothing, where `bound` is None)."""
+    def sample(
+        self, bound: Bound | None, restore: Restore | None = None, *, hold: bool = True, flush: bool = True
+    ) -> Sample:
+        """Time one launch of the plan (of nothing, where `bound` is None). The device must be active.
+
+        flush: empty the L2 cache before it. hold: queue all of it before any of it runs.
+        """
         stream = self._device.stream
         with self._faults():
             if restore is not None:
@@ -174,7 +179,7 @@ class Timer:
     def _measure_overhead(self) -> float:
         """Median of what the events show with nothing between them, in milliseconds."""
         with self._device.activate():
-            samples = [self._sample(None, None, hold=True, flush=False).event_ms for _ in range(OVERHEAD_SAMPLES)]
+            samples = [self.sample(None, None, hold=True, flush=False).event_ms for _ in range(OVERHEAD_SAMPLES)]
         valid = valid_samples(samples)
         return median(valid) if valid else 0.0  # events of 0 ms: the overhead is below their resolution
 
@@ -225,12 +230,13 @@ def time_plan(
     Raises KernelFault if the plan fails, or if not one sample is valid; CannotRunError on a device that is
     no GPU, or without memory for the flush.
     """
-    timer = _timer(device)
+    timer = timer_of(device)
     return timer.measure(bound, restore, rule=rule, slow_limit_s=slow_limit_s, on_launch=on_launch, mode=mode)
 
 
 @functools.lru_cache(maxsize=1)  # a process works on one device at a time
-def _timer(device: CudaDevice) -> Timer:
+def timer_of(device: CudaDevice) -> Timer:
+    """The one timer of this process's device."""
     return Timer(device)
 
 
