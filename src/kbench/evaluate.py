@@ -73,12 +73,14 @@ class Evaluator:
         time_limit: float,
         workers: int | None,
         repeat_options: Sequence[str] = (),
+        mode: str = "cold",
     ):
         self.channel = channel
         self.seed = seed
         self.time_limit = time_limit
         self.family_dirs = family_dirs
         self.repeat_options = repeat_options
+        self.mode = mode
         self.lost = False  # the device cannot be used any more: this process has to be replaced
         self.tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
         with channel.limit(_PLAN_SECONDS, "loading the family files"):
@@ -94,6 +96,8 @@ class Evaluator:
                 return {"kind": self.device.kind, "device": self.device.describe()}
             case "ceilings":
                 return self.ceilings()
+            case "timer":
+                return self.timer()
             case "jobs":
                 with self.channel.limit(_PLAN_SECONDS, "loading the family files"):
                     jobs = Selection.from_dict(request["select"]).jobs(self.catalog, self.device.kind)
@@ -111,6 +115,13 @@ class Evaluator:
 
         with self.channel.limit(_HOST_SECONDS, "measuring the GPU's ceilings"):
             return measured_ceilings(cast("CudaDevice", self.device), self.channel.note).to_dict()
+
+    def timer(self) -> dict[str, Any]:
+        """How times are taken on this GPU."""
+        from kbench.measure.timer import timer_of
+
+        with self.channel.limit(_HOST_SECONDS, "setting up the timer"):
+            return timer_of(cast("CudaDevice", self.device)).facts()
 
     def announce(self, jobs: list[Job]) -> None:
         """Start compiling for these jobs, and computing their references, ahead of their turn."""
@@ -140,7 +151,7 @@ class Evaluator:
         started = time.perf_counter()
         row = Row(
             job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device.row_name, "pass", self.seed,
-            overridden=self.tolerance is not None, reproduce=self._command(job),
+            overridden=self.tolerance is not None, reproduce=self._command(job), cache_mode=self.mode,
         )  # fmt: skip
         try:
             family, version = self.catalog[job.family], self.catalog.version(job.family, job.version)
@@ -240,7 +251,7 @@ class Evaluator:
         bound = self.device.bind(prepared, buffers.by_name)
         device = cast("CudaDevice", self.device)
         device.distribute(bound)  # once: what other GPUs have of the inputs does not change
-        return time_plan(device, bound, buffers.restore, on_launch=restart).to_dict()
+        return time_plan(device, bound, buffers.restore, on_launch=restart, mode=self.mode).to_dict()
 
     def _draws(self, job: Job) -> tuple[tuple[int, bool], tuple[int, bool]]:
         """Seeds of a row's two cases, and whether their inputs are patterned: `check` ends on such inputs, because

@@ -11,7 +11,7 @@ import pytest
 from kbench.family import Copy, Launch, Ref, Tensor, kernels_of
 from kbench.measure.hold import Hold
 from kbench.measure.statistics import StopRule
-from kbench.measure.timer import FLUSH_SHOWS, Timer, time_plan
+from kbench.measure.timer import FLUSH_SHOWS, MODES, Timer, time_plan
 from kbench.source import load_source
 
 KERNELS = Path(__file__).parent / "kernels" / "timing.cu"
@@ -82,12 +82,39 @@ class SlowHost:
             time.sleep(self._seconds)
 
 
-@pytest.mark.parametrize("repeats", [1, 10, 50])
+@pytest.mark.parametrize("repeats", [1, 10, 1000])
 def test_spin_of_one_millisecond_is_one_millisecond(bench, timer, repeats):
     result = timer.measure(bench.bind(spin(1)), rule=exactly(repeats))
-    assert len(result.samples_ms) == repeats
+    assert result.count == repeats
     assert result.median_ms == pytest.approx(1.0, rel=0.01)
     assert result.note == ""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_spin_is_as_long_in_every_mode_and_by_the_second_timer(bench, timer, mode):
+    result = timer.measure(bench.bind(spin(0.1)), mode=mode)
+    assert result.median_ms == pytest.approx(0.1, rel=0.03)
+    assert result.second["agrees"] and result.second["ms"] == pytest.approx(0.1, rel=0.03)
+    assert result.runs == (10 if mode == "graph" else 1)
+
+
+def test_second_timer_of_a_long_plan(bench, timer):
+    result = timer.measure(bench.bind(spin(20)), rule=exactly(5))
+    assert result.second["agrees"] and "each sample" in result.second["by"]
+
+
+def test_second_timer_agrees_on_what_moves_memory(bench, timer):
+    for mib in (1, 16, 96, 384):
+        for mode in ("cold", "hot"):
+            result = timer.measure(bench.copy(mib << 20), mode=mode)
+            assert result.second["agrees"], (mib, mode, result.median_ms, result.second)
+
+
+def test_the_card_is_read_while_it_is_timed(bench, timer):
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    found = timer.measure(bench.bind(spin(1))).conditions
+    assert found["throttled"] == 0 and 100 < found["sm_mhz"][0] <= found["sm_mhz"][1] < 5000
+    assert 0 < found["temperature_c"] < 120 and found["power_w"] > 0
 
 
 def test_steps_of_a_plan_add_up(bench, timer):

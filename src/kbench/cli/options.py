@@ -239,6 +239,12 @@ WorkersOption = Annotated[
 FullOption = Annotated[
     bool, typer.Option("--full", help="Time versions over 0.1 s a launch at every block size, not at one.")
 ]
+HotOption = Annotated[
+    bool, typer.Option("--hot", help="Time with the L2 cache as the launch before left it, not flushed.")
+]
+GraphOption = Annotated[
+    bool, typer.Option("--graph", help="Time runs one after another in a CUDA graph, the L2 cache not flushed.")
+]
 ResultsOption = Annotated[
     Path,
     typer.Option("--results", metavar="DIR", envvar="KBENCH_RESULTS", help="Where records and tables are written."),
@@ -261,12 +267,16 @@ def bench_options(
     workers: int | None,
     debug: bool,
     full: bool = False,
+    hot: bool = False,
+    graph: bool = False,
 ) -> Options:
     """The options of a Bench, with their values checked. Raises UsageError."""
     from kbench.sweep import Options
 
     if device not in DEVICES:
         raise UsageError(f"unknown device {device!r}", f"write --device {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
+    if hot and graph:
+        raise UsageError("--hot and --graph are two ways to time", "choose one; neither stands for a cold L2 cache")
     return Options(
         device=device,
         family_dirs=tuple(family_dir or ()),
@@ -277,6 +287,7 @@ def bench_options(
         debug=debug,
         full=full,
         workers=workers,
+        mode="hot" if hot else "graph" if graph else "cold",
     )
 
 

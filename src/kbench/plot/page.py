@@ -19,6 +19,7 @@ from kbench.plot import charts, tables
 from kbench.plot.contest import Contest, contests, label, series_of
 from kbench.plot.style import STYLE
 from kbench.results.best import median
+from kbench.results.conditions import mode_text
 from kbench.results.store import Run, replace_text
 from kbench.results.summary import Line, ceilings_text, summarise
 from kbench.results.tables import interval, milliseconds
@@ -129,7 +130,7 @@ def _overview(lines: Sequence[Line], ceilings: Ceilings) -> list[str]:
 
 def _section(contest: Contest, place: str) -> str:
     first = contest.rows[0]
-    mode = f", {first.cache_mode} L2" if contest.timed else ""
+    mode = f", {mode_text(first)}" if contest.timed else ""
     parts = [f'<section id="{place}"><h2>{html.escape(first.family)}</h2>']
     parts.append(f'<p class="faint">{html.escape(f"{first.problem}, {first.dtype}{mode}")}</p>')
     if contest.winner is None:

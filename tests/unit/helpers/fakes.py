@@ -91,6 +91,9 @@ class FakeBench:
     def ceilings(self) -> dict[str, Any] | None:
         return self.card
 
+    def timer(self) -> dict[str, Any] | None:
+        return None
+
     def jobs(self, selection: Selection) -> list[Job]:
         type(self).asked = vars(selection)
         if self.jobs_error is not None:
