@@ -94,7 +94,7 @@ def test_spin_of_one_millisecond_is_one_millisecond(bench, timer, repeats):
 def test_spin_is_as_long_in_every_mode_and_by_the_second_timer(bench, timer, mode):
     result = timer.measure(bench.bind(spin(0.1)), mode=mode)
     assert result.median_ms == pytest.approx(0.1, rel=0.03)
-    assert result.second["agrees"] and result.second["ms"] == pytest.approx(0.1, rel=0.03)
+    assert result.second["agrees"] and result.second["ms"] == pytest.approx(result.median_ms, rel=0.03)
     assert result.runs == (10 if mode == "graph" else 1)
 
 
@@ -132,7 +132,8 @@ def test_host_delay_does_not_change_the_figure(bench, device):
     nothing = Launch("nothing", (1,), (1,), ())
     parts = [bench.bind(nothing), bench.bind(spin(0.05)), bench.bind(nothing)]
     quick, slow = (
-        Timer(SlowHost(device, seconds)).measure(parts, rule=exactly(10)).median_ms for seconds in (0.0, 0.01)
+        Timer(SlowHost(device, seconds)).measure(parts, rule=exactly(10), second=False).median_ms
+        for seconds in (0.0, 0.01)
     )
     assert slow == pytest.approx(quick, abs=0.003)
 
@@ -170,9 +171,9 @@ def test_inout_is_restored_before_each_launch(bench, device, timer):
     def restore(stream):
         device.xp.cuda.runtime.memsetAsync(buffer.address, 0, tensor.nbytes, stream.ptr)
 
-    timer.measure(bound, restore)
+    timer.measure(bound, restore, second=False)
     assert (device.download(buffer) == 1.0).all()
-    result = timer.measure(bound, None, rule=exactly(10))
+    result = timer.measure(bound, None, rule=exactly(10), second=False)
     assert (device.download(buffer) == 1.0 + result.warmups + 10).all(), "the test would not see a missing restore"
 
 

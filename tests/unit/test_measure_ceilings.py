@@ -115,7 +115,8 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "GEMM_SIZE", 128)
     monkeypatch.setattr(module, "LEAST_GEMM_SIZE", 32)
 
-    def time_plan(device, bound, rule):
+    def time_plan(device, bound, rule, second):
+        assert not second
         step = bound[0][0]
         device.timed.append(step)
         return SimpleNamespace(median_ms=device.times(step), note=device.note(step))

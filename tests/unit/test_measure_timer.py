@@ -30,7 +30,7 @@ class SimulatedError(RuntimeError):
 class Plan(str):
     """Stands for a bound plan."""
 
-    prepared = SimpleNamespace(plan=())
+    prepared = SimpleNamespace(plan=("a step",))
 
 
 PLAN = Plan("plan")
@@ -163,7 +163,7 @@ class SimulatedGpu:
             self.log.append("hold")
             self.queue.append(lambda: self._run_hold(buffers["words"].array, step.args[1] / 1e6))
         else:
-            self.queue.append(lambda: self._advance(1.0 if self.cold else 0.1))
+            self.queue.append(self._run_copy)
 
     def synchronize(self):
         if self.fault and "plan" in self.log:
@@ -176,6 +176,10 @@ class SimulatedGpu:
         if not words[0]:
             self._advance(limit_ms)
             words[1] = 1
+
+    def _run_copy(self):
+        self._advance(1.0 if self.cold else 0.1)
+        self.cold = False
 
     def _run_flush(self):
         self.cold = True
@@ -191,7 +195,6 @@ class SimulatedGpu:
             self.log.append("wait")
         while self.queue:
             self.queue.pop(0)()
-        self.cold = False
         self._advance(self.host_extra_ms + (self.hidden_ms if "plan" in self.log else 0.0))
         if self.fault and "plan" in self.log:
             raise SimulatedError("sticky")
@@ -220,9 +223,9 @@ def test_only_the_plan_lies_between_the_events_and_everything_is_queued_before_t
     gpu = SimulatedGpu(1.0)
     result = measure(gpu, restore=lambda stream: gpu.log.append("restore"), rule=FIVE)
     first, *held = " ".join(gpu.log).split("restore ")[1:]
-    assert first.split() == ["flush", "event", "plan", "event", "wait"]
+    assert first.split() == ["flush", "wait", "event", "plan", "event", "wait"]
     assert held
-    assert all(sample.split() == ["flush", "hold", "event", "plan", "event", "wait"] for sample in held)
+    assert all(sample.split() == ["flush", "wait", "hold", "event", "plan", "event", "wait"] for sample in held)
     assert result.samples_ms == (1.0,) * 5
     assert result.warmups == len(held) + 1 - 5
     assert (result.mode, result.stopped, result.note) == ("cold", "5 samples", "")
@@ -460,22 +463,22 @@ def test_second_timer_agrees_though_a_graph_adds_a_gap_to_each_node(measure):
 
 @pytest.mark.parametrize("mode", ["cold", "hot"])
 def test_second_timer_that_differs_is_said(measure, mode):
-    gpu = SimulatedGpu(1.0)
+    gpu = SimulatedGpu(0.5)
     measure(gpu)
-    gpu.node_ms = 0.2
+    gpu.node_ms = 0.1
     result = measure.timer.measure(PLAN, mode=mode)
     assert result.second["agrees"] is False
-    assert result.second["ms"] == pytest.approx(1.2, rel=0.01)
-    assert "a second timer says 1.2" in result.note and "20% apart" in result.note
+    assert result.second["ms"] == pytest.approx(0.6, rel=0.01)
+    assert "a second timer says 0.6" in result.note and "20% apart" in result.note
 
 
 def test_second_timer_does_before_each_run_what_samples_do(measure):
-    gpu = SimulatedGpu(1.0)
+    gpu = SimulatedGpu(0.5)
     result = measure(gpu, restore=lambda stream: gpu.log.append("restore"), second=True, rule=FIVE)
     captured = " ".join(gpu.log).split("sleep")[-1]
     assert captured.count("restore flush plan restore flush plan") >= 5
     assert captured.count("restore flush restore flush restore flush") >= 3
-    assert result.second["ms"] == pytest.approx(1.0, rel=0.01), "neither is in the figure"
+    assert result.second["ms"] == pytest.approx(0.5, rel=0.01), "neither is in the figure"
 
 
 def test_long_plan_is_timed_by_the_hosts_clock_around_the_samples(measure):
@@ -484,7 +487,7 @@ def test_long_plan_is_timed_by_the_hosts_clock_around_the_samples(measure):
     assert "graph" not in gpu.log
     assert result.second == {
         "by": "the host's clock around each sample", "ms": pytest.approx(20.0, rel=0.01),
-        "allowed_ms": pytest.approx(1.0), "agrees": True,
+        "allowed_ms": pytest.approx(1.002), "agrees": True,
     }  # fmt: skip
 
 
@@ -503,6 +506,9 @@ def test_graph_mode_shows_the_time_of_one_run_among_many(measure):
     assert (result.mode, result.runs, result.count) == ("graph", 34, 5)
     assert result.median_ms == pytest.approx(0.026)
     assert "flush" not in gpu.log[gpu.log.index("graph") :]
+    result = measure(SimulatedGpu(0.03, node_ms=-0.004), mode="graph", second=True)
+    assert result.second["by"] == "the host's clock around graphs of 39 and 78 runs"
+    assert result.second["ms"] == pytest.approx(0.026) and result.second["agrees"]
     assert measure(SimulatedGpu(0.001), mode="graph", rule=FIVE).runs == MOST_RUNS
     assert measure(SimulatedGpu(30.0), mode="graph", rule=FIVE).runs == 1
 

@@ -1,6 +1,6 @@
 """Timing a plan on the GPU: what is timed is the very thing that was proved, launch by launch.
 
-One sample: restore what the plan changes, flush the L2 cache, hold the stream, queue start event, plan and
+One sample: restore what the plan changes, flush the L2 cache, wait, hold the stream, queue start event, plan and
 stop event, let go, wait for the whole device, read the events. Only the plan lies between the events.
 
 Three modes: "cold" flushes the L2 cache before each sample, "hot" does not, and "graph" times a CUDA graph of many
@@ -26,7 +26,7 @@ from kbench.measure.collect import Collected, Sample, collect, thrown_away, warm
 from kbench.measure.flush import Flush
 from kbench.measure.hold import Hold
 from kbench.measure.measurement import Measurement, summarise
-from kbench.measure.replay import LONG_MS, Replayer, Second, allowed_ms, by_replay, capturable, copies
+from kbench.measure.replay import LONG_MS, Replayer, Second, allowed_ms, capturable, copies
 from kbench.measure.statistics import StopRule, median, plural, valid_samples
 from kbench.source import load_source
 
@@ -71,8 +71,9 @@ class Timer:
     """What timing needs on one device: the hold, the flush, two events, the card's clocks, and facts about the device.
 
     overhead_ms: what the events show with nothing between them. flush_gain: cold time over hot time of a
-    copy that fits into L2, clearly above 1 if the flush works; None if the GPU does not report its L2. gap_ms: what the
-    second timer (see `replay`) shows more than the first for a kernel that does nothing; None where it failed.
+    copy that fits into L2, clearly above 1 if the flush works; None if the GPU does not report its L2. gap_ms, host_ms:
+    what the two kinds of second timer (see `replay`; the host's clock around a sample) show more than the events for a
+    kernel that does nothing; 0 where that could not be measured.
     """
 
     def __init__(self, device: CudaDevice, flush_bytes: int | None = None):
@@ -88,8 +89,8 @@ class Timer:
         self.overhead_ms = self._measure_overhead()
         self.flush_gain: float | None = None
         self.flush_gain = self._probe_flush()
-        self.gap_ms: float | None = None
-        self.gap_ms = self._measure_gap()
+        self.gap_ms = self.host_ms = 0.0
+        self.gap_ms, self.host_ms = self._measure_gaps()
 
     def facts(self) -> dict[str, Any]:
         """How this device is timed, for the record of a run."""
@@ -97,7 +98,8 @@ class Timer:
             "overhead_ms": round(self.overhead_ms, 6),
             "flush_bytes": self._flush.nbytes,
             "flush_gain": None if self.flush_gain is None else round(self.flush_gain, 3),
-            "gap_ms": None if self.gap_ms is None else round(self.gap_ms, 6),
+            "gap_ms": round(self.gap_ms, 6),
+            "host_ms": round(self.host_ms, 6),
             "clocks": self._clocks.available,
         }
 
@@ -176,6 +178,8 @@ class Timer:
             if flush:
                 self._wait()  # the reset of persisting lines is not in the stream's order
                 self._flush(stream)
+            if flush or restore is not None:
+                self._wait()  # so that memory is as idle when the plan begins as in a program, whatever went before
             try:
                 if hold:
                     self._hold.begin(stream)
@@ -228,31 +232,39 @@ class Timer:
         launched: Callable[[], None],
     ) -> Second | None:
         """What a second timer says of a plan whose median is `typical` milliseconds."""
-        allowed = allowed_ms(typical)
-        if typical >= LONG_MS and mode != "graph":
-            return Second("the host's clock around each sample", median([s.host_ms for s in found.samples]), allowed)
         if not capturable(bound):
             return Second("none: what other processes do is no part of a graph")
+        allowed = allowed_ms(typical, len(bound.prepared.plan))
+        if typical >= LONG_MS and mode != "graph":
+            host = median([sample.host_ms for sample in found.samples])
+            return Second("the host's clock around each sample", host - self.host_ms, allowed)
         try:
             with self._faults():
+                if mode == "graph":
+                    runs = runs_of(typical)
+                    ms = self._replayer.chained_ms(bound, runs, self._wait, launched)
+                    return Second(f"the host's clock around graphs of {runs} and {2 * runs} runs", ms, allowed)
                 ms = self._replayer.time_ms(
                     bound, restore, flush=mode == "cold", expected_ms=typical, wait=self._wait, on_launch=launched
                 )
         except CannotRunError as error:  # a graph takes memory of its own
             return Second(f"none: {error}")
-        return Second(by_replay(copies(typical)), ms - (self.gap_ms or 0.0), allowed)
+        return Second(f"the host's clock around graphs of {copies(typical)} runs", ms - self.gap_ms, allowed)
 
-    def _measure_gap(self) -> float | None:
-        """How much more the second timer shows of a kernel that does nothing."""
+    def _measure_gaps(self) -> tuple[float, float]:
+        """See the class: `gap_ms` and `host_ms`."""
         device = self._device
         plan = (Launch("empty", (1,), (1,), ()),)
         try:
             module = device.build(load_source(Path(__file__).with_name("empty.cu")), ["empty"])
             bound = device.bind(device.prepare(plan, module, ()), {})
             taken = self.measure(bound, rule=GAP_RULE)
+            with device.activate():
+                around = [self.sample(bound) for _ in range(GAP_RULE.minimum)]
         except KbenchError:
-            return None
-        return taken.second["ms"] - taken.median_ms if taken.second and "ms" in taken.second else None
+            return 0.0, 0.0
+        second = (taken.second or {}).get("ms", taken.median_ms)
+        return second - taken.median_ms, median([sample.host_ms - sample.event_ms for sample in around])
 
     def _measure_overhead(self) -> float:
         """Median of what the events show with nothing between them, in milliseconds."""
