@@ -5,7 +5,7 @@
 The kernel adds two vectors; the space is block sizes by elements per thread. Both tools compile every point, check its
 result against the right one and time it. The table on stderr shows the wall time of the first run (nothing compiled
 before) and of a second one, and how well each knows its times: half the 95% interval of the median, as a share of it,
-in the middle of all points. kbench's wall time is that of the whole command, Kernel Tuner's that of `tune_kernel` alone.
+in the middle of all points. kbench's wall time is that of the whole command, the other's that of `tune_kernel` alone.
 """
 
 from __future__ import annotations
