@@ -5,6 +5,7 @@ History of the schema (the first line of a run file holds its number):
 2  rows have `traffic` and `flops`, and their `device` is the GPU's model (it was "cuda", and is still "emulator"
    there); `verdict["judge"]` may be "cupy"; the device of a sweep on a GPU has `ceilings` (`kbench.ceilings`).
 3  rows have `source`, the fingerprint of the version's files.
+4  the device's `ceilings` may have read, write and L2 bandwidth, FMA rate, launch times, their evidence and the time.
 """
 
 from __future__ import annotations
