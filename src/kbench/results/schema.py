@@ -6,7 +6,8 @@ History of the schema (the first line of a run file holds its number):
    there); `verdict["judge"]` may be "cupy"; the device of a sweep on a GPU has `ceilings` (`kbench.ceilings`).
 3  rows have `source`, the fingerprint of the version's files.
 4  `cache_mode` may be "graph"; measurements have `count`, `runs`, `conditions` and `second`; the device of a sweep or
-   run on a GPU has `timer` (`kbench.measure.timer.Timer.facts`).
+   run on a GPU has `timer` (`kbench.measure.timer.Timer.facts`);
+   the device's `ceilings` may have read, write and L2 bandwidth, FMA rate, launch times, their evidence and the time.
 """
 
 from __future__ import annotations
