@@ -300,3 +300,10 @@ def _hidden_work(samples: list[Sample]) -> str:
 
 def _thrown_away(discarded: list[str]) -> str:
     return f"{plural(len(discarded), 'sample')} thrown away: {discarded[-1]}" if discarded else ""
+
+
+def remarks(timer: Timer, samples: list[Sample]) -> list[str]:
+    """What a reader must know beside the times of one plan that were taken sample by sample, cold."""
+    middle = median([sample.event_ms for sample in samples])
+    notes = (_flush_fails(timer.flush_gain), _launch_bound(middle, timer.overhead_ms), _hidden_work(samples))
+    return [note for note in notes if note]
