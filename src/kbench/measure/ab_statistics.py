@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations_with_replacement
-from statistics import NormalDist
+from statistics import NormalDist, quantiles
 
-from kbench.measure.statistics import Interval, quartiles
+from kbench.measure.statistics import Interval
 
 # The spread of normal values in units of the distance between their quartiles.
 _QUARTILES = 2 * NormalDist().inv_cdf(0.75)
@@ -182,15 +182,8 @@ def _spread(blocks: Sequence[Block]) -> float:
     """The standard deviation of normal pairs with the quartiles of these, which outliers do not move."""
     if len(blocks) < 4:  # of a slow plan: the budget decides, not the noise
         return max((abs(first - second) for first, second in blocks), default=math.inf)
-    widths = [third - first for first, third in (_quartiles(place) for place in zip(*blocks, strict=True))]
-    return sum(widths) / len(widths) / _QUARTILES
-
-
-def _quartiles(values: Sequence[float]) -> tuple[float, float]:
-    # `quartiles` is of times and leaves out what is not above 0.
-    least = min(values)
-    first, third = quartiles([value - least + 1 for value in values])
-    return first + least - 1, third + least - 1
+    quarters = [quantiles(place, n=4, method="inclusive") for place in zip(*blocks, strict=True)]
+    return sum(third - first for first, _, third in quarters) / len(quarters) / _QUARTILES
 
 
 def _student(probability: float, freedom: int) -> float:
