@@ -55,6 +55,7 @@ class PairEvaluator(Evaluator):
     """Answers the requests of `kbench.compare.CompareBench` in the worker process."""
 
     _file = ""  # whose kernels stand in place of the family's, while a side is compiled
+    _compared = 0  # how many comparisons there were: each has an order of its own
 
     def handle(self, request: Message) -> Any:
         match request["do"]:
@@ -184,14 +185,14 @@ class PairEvaluator(Evaluator):
                 self.channel.note(f"comparing them takes about {seconds:.0f} s, {design.rounds} rounds")
 
         first, second = map(_ready, sides)
+        self._compared += 1
+        rng = random.Random(f"{self.seed} {self._compared}")
         rounds: PairRounds | None = None
         try:
             with self.channel.limit(self.time_limit, f"a launch of {' or '.join(map(_named, sides))}") as restart:
                 device = cast("CudaDevice", self.device)
                 timer = timer_of(device)
-                rounds = PairRounds(
-                    device, timer, [self._plan(s) for s in sides], random.Random(self.seed), restart, at_end
-                )
+                rounds = PairRounds(device, timer, [self._plan(s) for s in sides], rng, restart, at_end)
                 found = describe(rounds.compare(rule, planned), rounds, timer, rule)
         except Exception as error:
             self._record(error, sides[rounds.side if rounds is not None else 0].row, "time")

@@ -101,6 +101,7 @@ def test_more_noise_asks_for_more_blocks_up_to_the_maximum():
 
 def test_the_budget_caps_the_blocks_and_slow_plans_get_the_fewest_rounds():
     assert design(pilot(0.2), 0.1, 0.02, 10.0, Rule()).blocks == 6  # 16 rounds of 0.625 s
+    assert design(pilot(0.001), 1e-3, 9.0, 10.0, Rule()).blocks == 16  # a slow start is no slow kernel
     slow = design(pilot(0.2, 1), 4.0, 0.1, 10.0, Rule())
     assert (slow.rounds, slow.blocks) == (11, 1)
 

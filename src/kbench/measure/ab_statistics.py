@@ -162,11 +162,13 @@ def design(pilot: Sequence[Block], block_s: float, round_s: float, left_s: float
     fewest = rounds_needed(rule.confidence)
     rounds = fewest + _MORE_ROUNDS
     # Where the budget does not even have room for a block in each, what can be saved is rounds.
-    if rounds * (round_s + block_s) > left_s:
+    if rounds * block_s > left_s:
         rounds = fewest
     low, high = math.ceil(rule.minimum / (2 * rounds)), max(1, rule.maximum // (2 * rounds))
     wanted = _blocks_for(rule.resolution, _spread(pilot), rounds, rule.confidence)
-    affordable = int((left_s / rounds - round_s) / block_s)
+    # A pilot takes longer to prepare than the rounds after it: that alone is no reason to take less than the minimum.
+    room = left_s / rounds
+    affordable = max(int((room - round_s) / block_s), min(low, int(room / block_s)))
     return Design(rounds, max(1, min(max(low, wanted), high, affordable)))
 
 
