@@ -65,15 +65,20 @@ class FakeTimer:
     overhead_ms, flush_gain = 0.002, 3.0
 
     def __init__(self, card):
-        self.card, self.launches = card, []
+        self.card, self.launches, self.running, self.state = card, [], False, None
         self.ms = lambda kernel: 0.1
 
     def sample(self, bound, restore, *, hold=True, flush=True):
         assert flush
         restore(self.card.stream)
+        state = bound.native["state"].array
+        self.state = state.copy() if self.state is None else self.state
+        assert np.array_equal(state, self.state), "the launch before has left its mark"
         kernel = bound.prepared.plan[0].kernel
         self.launches.append((kernel, bound.native["out"].address))
+        self.running = True
         self.card.enqueue(bound)
+        self.running = False
         return Sample(self.ms(kernel), self.ms(kernel) + 0.01)
 
 
@@ -223,6 +228,19 @@ def test_a_launch_that_fails_while_it_is_timed_is_its_own_sides_fault(pair, kern
     answer = pair.compare()
     assert statuses(answer) == ["crashed" if name == kernel else "pass" for name in ("double", "double2")]
     assert answer["comparison"] is None and answer["lost"] and pair.card.live == 0
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_fault_of_the_last_proof_is_its_own_sides(pair, number):
+    def fails(*arguments):
+        if len(pair.timer.launches) > 50 and not pair.timer.running:
+            raise KernelFault("illegal-access", "an illegal access", context_lost=True)
+        right(*arguments)
+
+    pair.card.kernels[number] = fails
+    answer = pair.compare()
+    assert statuses(answer) == ["crashed" if number == side else "pass" for side in (1, 2)]
+    assert answer["comparison"] is None and pair.card.live == 0
 
 
 def test_without_times_both_are_still_proven_twice(pair):

@@ -71,6 +71,12 @@ def test_drift_and_places_cancel():
     assert ratio(drifting.compare()) == pytest.approx(1.0, abs=1e-9)
 
 
+def test_log_ratios_are_told_apart_by_the_place_of_a():
+    comparison = Kernels(lambda side, place, number: 1 + place).compare()
+    pairs = [pair for one in comparison.rounds for pair in one.log_ratios()]
+    assert pairs == [pytest.approx((-math.log(2), math.log(2)))] * len(pairs)
+
+
 def test_one_place_serves_where_there_is_no_second():
     comparison = Kernels(lambda side, place, number: (0.3, 0.2)[side], places=1).compare()
     assert {timed.place for one in comparison.rounds for block in one.blocks for timed in block} == {0}

@@ -21,6 +21,7 @@ from kbench.sides import shortened
 if TYPE_CHECKING:
     from kbench.compare import Answer
 
+_LONG_NAME = 36
 NOTHING_COMPARED = "nothing compared: the emulator has no times"
 
 
@@ -115,7 +116,9 @@ def show(shown: Shown, screen: Screen, debug: bool) -> None:
 
 def _table(shown: Shown, screen: Screen) -> None:
     found = shown.answer.comparison
-    columns = [Column(""), Column("side", flexible=True), Column("block", "right"), Column("check")]
+    # A path may be of any length; other names stay whole, and what can be done without makes room for them.
+    long = max(map(len, shown.names)) > _LONG_NAME
+    columns = [Column(""), Column("side", flexible=long), Column("block", "right"), Column("check")]
     if found is not None:
         columns += [Column("median ms", "right", short="ms"), Column("95% interval", drop=3)]
     columns += [Column("regs", "right", drop=2), Column("occup", "right", drop=1)]
