@@ -17,7 +17,7 @@ from kbench.builds import Builds
 from kbench.catalog import Catalog, describe_fault, kernel_folder, load_catalog
 from kbench.check.bound import Tolerance
 from kbench.check.buffers import Buffers
-from kbench.check.case import CaseCache
+from kbench.check.case import Case, CaseCache
 from kbench.check.judge import Judges
 from kbench.check.memory import require_memory
 from kbench.check.prove import prove, recheck
@@ -149,10 +149,7 @@ class Evaluator:
     def row(self, job: Job) -> Row:
         """Evaluate one job. Whatever goes wrong, with the version, the family or kbench itself, is in the row."""
         started = time.perf_counter()
-        row = Row(
-            job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device.row_name, "pass", self.seed,
-            overridden=self.tolerance is not None, reproduce=self._command(job), cache_mode=self.mode,
-        )  # fmt: skip
+        row = self._new_row(job)
         try:
             family, version = self.catalog[job.family], self.catalog.version(job.family, job.version)
             self._evaluate(family, version, job, row)
@@ -163,6 +160,12 @@ class Evaluator:
             self._record(error, row, job.purpose)
         row.seconds = time.perf_counter() - started
         return row
+
+    def _new_row(self, job: Job) -> Row:
+        return Row(
+            job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device.row_name, "pass", self.seed,
+            overridden=self.tolerance is not None, reproduce=self._command(job), cache_mode=self.mode,
+        )  # fmt: skip
 
     def _record(self, error: Exception, row: Row, purpose: str) -> None:
         """Write what stopped a row into it."""
@@ -191,16 +194,17 @@ class Evaluator:
                 row.status, row.reason = "internal", f"internal error: {type(error).__name__}: {error}"
                 row.details = traceback.format_exception(error)
 
-    def _evaluate(self, family: Family, version: Version, job: Job, row: Row) -> None:
+    def _ready(self, family: Family, version: Version, job: Job, row: Row) -> Ready | None:
+        """All that comes before the first launch; None, and the row says why, where there will be none."""
         subject = self._subject(job)
         if subject.refusal:
             row.status, row.reason = "refused", subject.refusal
-            return
+            return None
         row.traffic, row.flops = subject.traffic, subject.flops
         row.source = self.catalog.fingerprint(family.name, version.number)
         if version.gpu_only and self.device.kind == "emulator":
             row.status, row.reason = "skipped", f"the emulator cannot run it: {version.gpu_only}"
-            return
+            return None
         draws = self._draws(job)
         with self.channel.limit(_HOST_SECONDS, f"compiling {job.family} version {job.version}, or its reference,"):
             self._enter(family, version, subject, draws)
@@ -216,6 +220,13 @@ class Evaluator:
             prepared = self.device.prepare(subject.plan, module, subject.tensors)
             row.kernels = _kernel_rows(subject.plan, prepared.infos)
             row.details = list(prepared.notes)
+        return Ready(subject, module, prepared, (first, second))
+
+    def _evaluate(self, family: Family, version: Version, job: Job, row: Row) -> None:
+        ready = self._ready(family, version, job, row)
+        if ready is None:
+            return
+        subject, prepared, (first, second) = ready.subject, ready.prepared, ready.cases
 
         def launch_limit() -> Any:
             return self.channel.limit(self.time_limit, f"a launch of {job.family} version {job.version}")
@@ -241,7 +252,7 @@ class Evaluator:
                 row.reason = "; ".join(prepared.notes)  # what tables show of a row that passed; its report has details
                 return
             self._judge(row, verdict)
-            patterned = draws[1][1]
+            patterned = self._draws(job)[1][1]
             when = "after the timed launches" if timed else "on patterned inputs" if patterned else "on other inputs"
             row.reason = f"{when}: {row.reason}"
 
@@ -326,6 +337,16 @@ class Subject:
     tensors: tuple[Tensor, ...] = ()
     traffic: float | None = None
     flops: float | None = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A job that can be launched. module: as `Device.build` returned it. cases: of its two proofs."""
+
+    subject: Subject
+    module: Any
+    prepared: Prepared
+    cases: tuple[Case, Case]
 
 
 def _kernel_rows(plan: Sequence[Step], infos: Sequence[KernelInfo]) -> list[dict[str, Any]]:

@@ -42,6 +42,9 @@ class Options:
 class Bench:
     """An open worker with a device. `device_kind` is "cuda" or "emulator", `device` describes it for records."""
 
+    # What answers in the worker process.
+    handler = "kbench.evaluate:serve"
+
     device_kind: str
     device: dict[str, Any]
 
@@ -172,7 +175,7 @@ class Bench:
 
     def _call(self, request: dict[str, Any]) -> Any:
         if self._worker is None:
-            self._worker = Worker("kbench.evaluate:serve", self._worker_options(), self._note)
+            self._worker = Worker(self.handler, self._worker_options(), self._note)
         return self._worker.call(request)
 
     def _worker_options(self) -> dict[str, Any]:

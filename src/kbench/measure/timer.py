@@ -362,3 +362,10 @@ def _hidden_work(samples: list[Sample]) -> str:
     if excess <= HIDDEN_WORK_MS + HIDDEN_WORK_SHARE * least.event_ms:
         return ""
     return f"the device was busy {excess:.3f} ms longer than the events say: the plan works outside its stream"
+
+
+def remarks(timer: Timer, samples: list[Sample]) -> list[str]:
+    """What a reader must know beside the times of one plan that were taken sample by sample, cold."""
+    middle = median([sample.event_ms for sample in samples])
+    notes = (_flush_fails(timer.flush_gain), _launch_bound(middle, timer.overhead_ms), _hidden_work(samples))
+    return [note for note in notes if note]

@@ -30,6 +30,11 @@ TABLES = "tables"
 SUFFIX = ".jsonl"
 
 
+def new_id(device: Mapping[str, Any], started: datetime) -> str:
+    """The name of a record: when and on what, and a random part that keeps two of one second apart."""
+    return f"{started:%Y%m%dT%H%M%SZ}-{_slug(str(device.get('name', 'device')))}-{secrets.token_hex(3)}"
+
+
 def row_key(row: Row) -> tuple[object, ...]:
     """What makes two rows the same experiment: family, version, sizes, dtype, block, params, cache mode, device."""
     sizes, params = tuple(sorted(row.sizes.items())), tuple(sorted(row.params.items()))
@@ -70,9 +75,7 @@ class RunWriter:
         kbench_version: str,
     ) -> None:
         started = datetime.now(UTC)
-        slug = _slug(str(device.get("name", "device")))
-        # The random part keeps two runs of one second apart.
-        self.id = f"{started:%Y%m%dT%H%M%SZ}-{slug}-{secrets.token_hex(3)}"
+        self.id = new_id(device, started)
         self.folder = folder
         self.path = folder / RUNS / (self.id + SUFFIX)
         self._statuses: Counter[str] = Counter()
