@@ -68,7 +68,7 @@ def run(
     session = run_rows(options, selection, screen)
     # Not what was asked for but what came of it: a family of one version needs no ladder.
     only = session.rows[0] if session.planned.total() == len(session.rows) == 1 else None
-    error = _not_run(only) if only is not None else None
+    error = not_run(only) if only is not None else None
     failure = {"error": str(error), "exit_status": int(error.exit_status)} if error is not None else {}
     screen.document("run", session.document(**failure))
     if error is not None:
@@ -80,7 +80,7 @@ def run(
     return session.finish(screen, debug)
 
 
-def _not_run(row: Row) -> KbenchError | None:
+def not_run(row: Row) -> KbenchError | None:
     """The error that a single row is which did not run at all."""
     what = f"{row.family} version {row.version}"
     if row.status == "refused":
