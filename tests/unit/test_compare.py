@@ -20,7 +20,7 @@ from kbench.jobs import Job
 from kbench.measure import ab
 from kbench.measure import timer as timer_module
 from kbench.measure.ab_statistics import Rule
-from kbench.measure.timer import Sample
+from kbench.measure.collect import Sample
 from kbench.results.best import BEST, BEST_SCHEMA
 from kbench.results.strict_json import dumps
 from kbench.selection import Selection

@@ -10,7 +10,7 @@ import pytest
 from kbench.errors import CannotRunError
 from kbench.measure import ab
 from kbench.measure.ab_statistics import Rule, estimate
-from kbench.measure.timer import Sample
+from kbench.measure.collect import Sample
 
 QUICK = Rule(minimum=64, maximum=64)
 

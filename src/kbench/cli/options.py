@@ -110,7 +110,7 @@ def _tolerance(text: str) -> float:
     return _number(text, "tolerance", "give a number of at least 0, such as 1e-3", lambda x: 0 <= x < math.inf)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     # Long enough for a night; a timer cannot wait for 10^300 seconds.
     return _number(text, "--time-limit", "give seconds above 0, such as 30", lambda x: 0 < x <= 100_000)
 
@@ -230,7 +230,7 @@ AtolOption = Annotated[
 ]
 TimeLimitOption = Annotated[
     float,
-    typer.Option("--time-limit", metavar="SECONDS", parser=_seconds, help="A launch that takes longer counts as hung."),
+    typer.Option("--time-limit", metavar="SECONDS", parser=seconds, help="A launch that takes longer counts as hung."),
 ]
 WorkersOption = Annotated[
     int | None,

@@ -41,13 +41,14 @@ def row_key(row: Row) -> tuple[object, ...]:
     return (row.family, row.version, sizes, row.dtype, row.block, params, row.cache_mode, row.device)
 
 
-def require_writable(folder: Path) -> None:
-    """Prove, before any work, that results can be written below `folder`, and leave nothing behind.
+def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES)) -> None:
+    """Prove, before any work, that results can be written in `folder` and in the folders `below` it, and leave nothing
+    behind.
 
-    The folder itself need not exist. Raises CannotRunError.
+    None of them need exist. Raises CannotRunError.
     """
     # A file is really created, because permission bits say nothing about read-only mounts, quotas and root.
-    for needed in (folder, folder / RUNS, folder / TABLES):
+    for needed in (folder, *(folder / name for name in below)):
         existing = needed
         while not existing.exists() and existing != existing.parent:
             existing = existing.parent
@@ -55,7 +56,7 @@ def require_writable(folder: Path) -> None:
             with tempfile.NamedTemporaryFile(dir=existing, prefix=".kbench-"):
                 pass
         except OSError as error:
-            raise _unwritable(existing, error) from error
+            raise unwritable(existing, error) from error
 
 
 class RunWriter:
@@ -124,14 +125,14 @@ class RunWriter:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return self.path.open("x", encoding="utf-8")
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise unwritable(self.path, error) from error
 
     def _write(self, data: Mapping[str, Any]) -> None:
         try:
             self._file.write(dumps(data) + "\n")
             self._file.flush()
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise unwritable(self.path, error) from error
 
 
 @dataclass
@@ -216,7 +217,7 @@ def replace_text(path: Path, text: str, hint: str = "") -> None:
             os.unlink(temporary)
             raise
     except OSError as error:
-        raise _unwritable(path, error, hint) from error
+        raise unwritable(path, error, hint) from error
 
 
 def _lines(path: Path) -> list[str]:
@@ -272,7 +273,8 @@ def _few(ids: Sequence[str]) -> str:
     return f"{newest} and {len(ids) - 3} older ones" if len(ids) > 3 else newest or "none"
 
 
-def _unwritable(path: Path, error: OSError, hint: str = "") -> CannotRunError:
+def unwritable(path: Path, error: OSError, hint: str = "") -> CannotRunError:
+    """The error for a file of results that cannot be written."""
     return CannotRunError(
         f"cannot write {path}: {error.strerror or error}",
         hint or "choose another folder with --results DIR or $KBENCH_RESULTS",
