@@ -133,7 +133,7 @@ def run_rows(
             screen.note(_fallback(bench.fallback, selection, jobs))
         if selection.mode == "sweep" and (ceilings := bench.ceilings()) is not None:
             session.device["ceilings"] = ceilings
-        names = [f"{job.family}:{job.version} {_sizes(job)} block {job.block}" for job in jobs]
+        names = [f"{job.family}:{job.version} {_sizes(job)} block {job.place}" for job in jobs]
         recorder: AbstractContextManager[Recorder | None] = record(session) if record else nullcontext()
         with recorder as sink, screen.progress(names) as advance:
             for row in bench.rows(jobs):

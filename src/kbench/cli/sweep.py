@@ -16,7 +16,8 @@ from kbench.cli.screen import Screen
 from kbench.cli.session import NO_TIMES, Session, describe, run_rows
 from kbench.cli.summary import show_summary
 from kbench.cli.table import Column
-from kbench.grammar import parse_block_sizes, parse_sizes, parse_targets
+from kbench.grammar import parse_block_sizes, parse_params, parse_sizes, parse_targets
+from kbench.params import params_text
 from kbench.plot.page import write_page
 from kbench.results.best import contest, load_best, median, ties, update_best, winners
 from kbench.results.schema import Row
@@ -44,6 +45,7 @@ def sweep(
     targets: o.TargetsArgument = None,
     version: o.VersionsOption = None,
     block_sizes: o.BlocksOption = None,
+    param: o.ParamsOption = None,
     size: o.SizesOption = None,
     preset: o.PresetOption = None,
     dtype: o.DtypeOption = None,
@@ -76,6 +78,7 @@ def sweep(
         "sweep",
         block_sizes=parse_block_sizes(block_sizes) if block_sizes is not None else None,
         sizes=parse_sizes(size or []),
+        params=parse_params(param or []),
         preset=preset,
         dtype=dtype,
     )
@@ -153,7 +156,14 @@ def _finish(session: Session, writer: RunWriter, screen: Screen) -> None:
 
 
 def _winner(row: Row) -> dict[str, str | int]:
-    return {"family": row.family, "version": row.version, "dtype": row.dtype, "block": row.block, **row.sizes}
+    return {
+        "family": row.family,
+        "version": row.version,
+        "dtype": row.dtype,
+        "block": row.block,
+        **row.params,
+        **row.sizes,
+    }
 
 
 def _table(session: Session, rows: Sequence[Row], screen: Screen) -> None:
@@ -163,7 +173,8 @@ def _table(session: Session, rows: Sequence[Row], screen: Screen) -> None:
     screen.prose(f"on {describe(session.device)}", rest="  ")
     session.say_replaced(screen)
     screen.say()
-    columns = [Column(""), Column("ver", "right"), Column("block", "right"), Column("check")]
+    columns = [Column(""), Column("ver", "right"), Column("block", "right")]
+    columns += [Column("params" if any(row.params for row in rows) else ""), Column("check")]
     columns.append(Column(session.bound, "right", drop=1))
     if session.timed:
         columns += [Column("median ms", "right", short="ms"), Column("95% interval", drop=2)]
@@ -176,7 +187,7 @@ def _table(session: Session, rows: Sequence[Row], screen: Screen) -> None:
     for winner in best.values():
         tied = sum(ties(row, winner) for row in rows)
         also = f"; {tied} within its interval (~)" if tied else ""
-        name = f"version {winner.version} at block size {winner.block}"
+        name = f"version {winner.version} at block size {winner.place}"
         time = f"{milliseconds(median(winner))} ms ({interval(winner)})"
         screen.prose(f"* fastest: {name}, {time}{also}", rest="    ")
     if best or any(row.reason for row in rows):
@@ -184,7 +195,8 @@ def _table(session: Session, rows: Sequence[Row], screen: Screen) -> None:
 
 
 def _line(row: Row, best: Row | None, timed: bool) -> list[str]:
-    cells = [mark(row, best), str(row.version), str(row.block), row.status, share_of_bound(row)]
+    cells = [mark(row, best), str(row.version), str(row.block), params_text(row.params)]
+    cells += [row.status, share_of_bound(row)]
     if timed:
         cells += [milliseconds(median(row)) if row.measurement else "", interval(row)]
     else:
