@@ -13,6 +13,7 @@ from kbench.cli import options as o
 from kbench.cli.failures import show_reasons
 from kbench.cli.plot import HtmlOption, require_page
 from kbench.cli.screen import Screen
+from kbench.cli.search import MaxRowsOption, StrategyOption, chosen_search, show_searched
 from kbench.cli.session import NO_TIMES, Session, describe, run_rows
 from kbench.cli.summary import show_summary
 from kbench.cli.table import Column
@@ -38,6 +39,7 @@ from kbench.selection import Selection
 EXAMPLES = (
     "kbench sweep attention_backward --versions 1,7-8 --block-sizes 64..256",
     "kbench sweep attention_backward:8 --size T=32,64 --block-sizes 32..128:32",
+    "kbench sweep residual_forward --param PACKETS=1,2,4 --preset small",
 )
 
 
@@ -56,6 +58,8 @@ def sweep(
     atol: o.AtolOption = None,
     time_limit: o.TimeLimitOption = 30.0,
     full: o.FullOption = False,
+    strategy: StrategyOption = None,
+    max_rows: MaxRowsOption = None,
     html: HtmlOption = None,
     workers: o.WorkersOption = None,
     results: o.ResultsOption = Path("results"),
@@ -69,6 +73,10 @@ def sweep(
     Failures, refusals and crashes are rows with their reason. Rows are written to the results folder as they
     come, so that a stopped sweep keeps what it has. The emulator gives verdicts, and neither times nor winners.
 
+    --strategy measures a part of the rows: those that a search strategy of Kernel Tuner asks for on its way to the
+    fastest, in each version and problem. A parameter without --param then takes all of its values, as it does with
+    --strategy brute_force.
+
     On a GPU, what the card copies and multiplies at most (its ceilings) is measured first, and kept. A sweep over
     several families ends with a summary: the best version of each problem, and how near it is to those ceilings.
     """
@@ -79,9 +87,11 @@ def sweep(
         block_sizes=parse_block_sizes(block_sizes) if block_sizes is not None else None,
         sizes=parse_sizes(size or []),
         params=parse_params(param or []),
+        whole=strategy is not None,
         preset=preset,
         dtype=dtype,
     )
+    search = chosen_search(strategy, max_rows)
     options = o.bench_options(
         device=device,
         family_dir=family_dir,
@@ -91,7 +101,7 @@ def sweep(
         time_limit=time_limit,
         workers=workers,
         debug=debug,
-        full=full,
+        full=full or search is not None,  # a search compares all rows that it asks for
     )
     # All before any work: an hour of measuring must not end in "cannot write".
     if html is not None:
@@ -115,7 +125,7 @@ def sweep(
         writers.append(writer)
         return writer
 
-    session = run_rows(options, selection, screen, record)
+    session = run_rows(options, selection, screen, record, search)
     _finish(session, writers[0], screen)
     if html is not None:
         write_page(html, read_run(writers[0].path))
@@ -136,6 +146,7 @@ def _finish(session: Session, writer: RunWriter, screen: Screen) -> None:
             run=str(writer.path),
             winners=[_winner(row) for row in best.values()],
             summary=[asdict(line) for line in summary],
+            **({"searched": [asdict(found) for found in session.searched]} if session.searched else {}),
         ),
     )
     for rows in families.values():
@@ -143,6 +154,7 @@ def _finish(session: Session, writer: RunWriter, screen: Screen) -> None:
             _table(session, group, screen)
     if not session.timed:
         screen.say(f"{NO_TIMES}, so there is no winner\n")
+    show_searched(session.searched, screen)
     write_tables(writer.folder, writer.id, session.rows)
     if summary:
         write_summary(writer.folder, writer.id, summary)
