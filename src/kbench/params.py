@@ -114,7 +114,7 @@ def require_declared(wanted: Mapping[str, Sequence[int]], versions: Mapping[str,
         return
     have = [f"{version} has {described(declared)}" for version, declared in versions.items() if declared]
     what = f"none of the chosen versions has a parameter {unknown!r}"
-    raise UsageError(what, "; ".join(have) or "they have no parameters: `kbench list FAMILY` shows those of a family")
+    raise UsageError(what, "; ".join(have) or "they declare none")
 
 
 def described(declared: Mapping[str, Param]) -> str:
