@@ -85,14 +85,15 @@ def _fastest(names: list[str], dtype: str | None, preset: str, results: Path) ->
         kept = load_best(results)["gpus"].get(bench.device_name, {})
         for name in names:
             try:
-                jobs = bench.jobs(Selection([Target(name)], "sweep", dtype=dtype, preset=preset))
+                jobs = bench.jobs(Selection([Target(name)], "sweep", dtype=dtype, preset=preset, whole=True))
             except UsageError as error:
                 yield name, str(error)
                 continue
             entries: Any = kept.get(name, {}).get(jobs[0].dtype, {}).get("cold", {}).get(_problem(jobs[0].sizes), {})
             proven = sorted((entry["row"] for entry in entries.values()), key=_median)
-            places = [(row["version"], row["block"]) for row in proven[:1]]
-            wanted = [job for job in jobs if (job.version, job.block) in places and job.dtype == jobs[0].dtype]
+            places = [(row["version"], row["block"], row.get("params", {})) for row in proven[:1]]
+            wanted = [job for job in jobs if (job.version, job.block, job.params) in places]
+            wanted = [job for job in wanted if job.dtype == jobs[0].dtype]
             if not wanted:
                 yield name, f"{results}/best.json has no row of {jobs[0].dtype} {preset}: first `kbench sweep`"
             for row in bench.rows(wanted):

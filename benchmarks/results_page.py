@@ -74,7 +74,7 @@ def _cells(line: Line) -> list[str]:
     assert line.ms is not None
     rates = ["" if rate is None else f"{rate:,.{0 if rate >= 100 else 1}f}" for rate in (line.gbs, line.tflops)]
     ceiling = f"{percent(line.share)} {line.ceiling}" if line.ceiling else ""
-    name, place = [line.family, line.problem, line.dtype], [str(line.version), str(line.block)]
+    name, place = [line.family, line.problem, line.dtype], [str(line.version), line.place]
     return [*name, *place, milliseconds(line.ms), *rates, ceiling]
 
 

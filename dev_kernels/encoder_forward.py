@@ -14,6 +14,7 @@ from kbench.family import (
     Expected,
     Family,
     Launch,
+    Param,
     Problem,
     Props,
     Step,
@@ -77,18 +78,18 @@ def _plan2(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
 
 
 # Of the batch, in version 3 at large sizes: four rows and the position's are five loads under way in a thread.
-ROWS_PER_THREAD = 4
+ROWS = Param(default=4, values=(2, 4, 8), meaning="batch rows of a thread in large problems")
 
 
-def _plan3(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
-    """Single elements in place of packets where rows do not begin at multiples of 16 bytes. Four rows of the batch per
-    thread, so that enough bytes are under way, unless there are threads for one row each."""
+def _plan3(problem: Problem, block: int, props: Props, ROWS: int) -> tuple[Step, ...]:
+    """Single elements in place of packets where rows do not begin at multiples of 16 bytes. Several rows of the batch
+    per thread, so that enough bytes are under way, unless there are threads for one row each."""
     B, T, C = (problem[name] for name in ("B", "T", "C"))
     packet = PACKET_BYTES // ITEM_SIZES[problem.storage]
     width = packet if C % packet == 0 else 1
     per_row = T * (C // width)
     few = B * per_row <= props.multiprocessors * props.threads_per_multiprocessor
-    rows = 1 if few or B < ROWS_PER_THREAD else ROWS_PER_THREAD
+    rows = 1 if few or B < ROWS else ROWS
     threads = ceil_div(B, rows) * per_row
     index = "unsigned" if threads + block <= 1 << 32 else "Offset"
     return _launch(f"encoder_forward3<{problem.c_type}, {width}, {rows}, {index}>", threads, block, B, T, C)
@@ -125,13 +126,20 @@ FAMILY = Family(
         _shape(7, 51, 264, 90, "four rows per thread on the emulator, three left over", (3,), 256),
         _shape(5, 49, 43, 90, "four rows per thread, not aligned, one left over", (3,), 64),
         _shape(1, 53, 127, 90, "one batch row, many elements", (3,), 64),
+        _shape(9, 43, 264, 90, "more batch rows than a thread may have at most, one left over", (3,), 128),
     ),
     tensors=_tensors,
     reference=_reference,
     versions=(
         Version(1, "one thread per position, which walks over the channels", _plan1, DTYPES),
         Version(2, "one thread per element: a warp reads and writes neighbouring channels", _plan2, DTYPES),
-        Version(3, "as 2, 16 bytes per access; in large problems four batch rows per thread", _plan3, DTYPES),
+        Version(
+            3,
+            "as 2, 16 bytes per access; in large problems four batch rows per thread",
+            _plan3,
+            DTYPES,
+            params={"ROWS": ROWS},
+        ),
     ),
     traffic=_traffic,
 )

@@ -39,8 +39,10 @@ __device__ inline float gelu(float x) {
 }
 
 // Packets: how many each thread has, a block's width apart. What is left of the last one goes element by element.
+// More than two need more registers than leave room for a second block of 1024 threads.
 template <class Element, int Packets>
-__global__ void __launch_bounds__(1024, 2) gelu_forward2(Element* out, const Element* inp, Offset count) {
+__global__ void __launch_bounds__(1024, Packets > 2 ? 1 : 2)
+gelu_forward2(Element* out, const Element* inp, Offset count) {
     constexpr int kSize = Packet<Element>::size;
     const int step = blockDim.x * kSize;
     const Offset first = Offset(blockIdx.x) * Packets * step;

@@ -15,6 +15,7 @@ from kbench.family import (
     Expected,
     Family,
     Launch,
+    Param,
     Problem,
     Props,
     Step,
@@ -83,11 +84,11 @@ def _plan1(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     return (Launch(f"gelu_forward1<{problem.c_type}>", (ceil_div(N, block),), (block,), ("out", "inp", N)),)
 
 
-def _plan2(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
-    """Two packets per thread, so that enough bytes are under way, unless there are threads for one packet each."""
+def _plan2(problem: Problem, block: int, props: Props, PACKETS: int) -> tuple[Step, ...]:
+    """Several packets per thread, so that enough bytes are under way, unless there are threads for one packet each."""
     N = problem["N"]
     packets = ceil_div(N, PACKET_BYTES // ITEM_SIZES[problem.storage])
-    each = 1 if packets <= props.multiprocessors * props.threads_per_multiprocessor else 2
+    each = 1 if packets <= props.multiprocessors * props.threads_per_multiprocessor else PACKETS
     kernel = f"gelu_forward2<{problem.c_type}, {each}>"
     return (Launch(kernel, (ceil_div(packets, each * block),), (block,), ("out", "inp", N)),)
 
@@ -106,7 +107,7 @@ FAMILY = Family(
         CheckShape({"N": 7}, "prime, one element less than a packet of 16-bit types"),
         CheckShape({"N": 64}, "whole packets, fewer than a block has threads"),
         CheckShape({"N": 4099}, "prime: several blocks of most sizes, and a tail"),
-        CheckShape({"N": 60_001}, "two packets per thread on the emulator", (2,), (64, 1024)),
+        CheckShape({"N": 60_001}, "several packets per thread on the emulator", (2,), (64, 1024)),
     ),
     tensors=_tensors,
     reference=_reference,
@@ -118,6 +119,7 @@ FAMILY = Family(
             _plan2,
             DTYPES,
             aliases=(("inp", "out"),),
+            params={"PACKETS": Param(default=2, values=(1, 2, 4), meaning="packets of a thread in large problems")},
         ),
     ),
 )

@@ -97,10 +97,10 @@ global_norm3(float* __restrict__ out, const T* __restrict__ data, Offset count) 
     if (threadIdx.x == 0) atomicAdd(out, sum);
 }
 
-template <class T>
+template <class T, int Packets>
 __global__ void __launch_bounds__(kMaxBlock)
 global_norm4(float* __restrict__ partials, const T* __restrict__ data, Offset count) {
-    const float sum = any_block_sum(packet_squares<4>(data, count));
+    const float sum = any_block_sum(packet_squares<Packets>(data, count));
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 

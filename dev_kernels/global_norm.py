@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kbench.family import (
@@ -15,6 +15,8 @@ from kbench.family import (
     Family,
     Fill,
     Launch,
+    Param,
+    PlanFunction,
     Problem,
     Props,
     Ref,
@@ -76,10 +78,7 @@ def _elements(version: int, problem: Problem) -> int:
     return 1 if version < 3 else PACKET[problem.storage]
 
 
-Plan = Callable[[Problem, int, Props], tuple[Step, ...]]
-
-
-def _atomic_plan(version: int) -> Plan:
+def _atomic_plan(version: int) -> PlanFunction:
     def plan(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
         grid = (_blocks(problem, block, props, _elements(version, problem)),)
         kernel = f"global_norm{version}<{problem.c_type}>"
@@ -88,9 +87,13 @@ def _atomic_plan(version: int) -> Plan:
     return plan
 
 
-def _plan4(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
+# Of a thread, under way at the same time. Four fit into 32 registers, with which a multiprocessor holds all threads.
+PACKETS = Param(default=4, values=(2, 4, 8), meaning="packets of a thread that are loaded at once")
+
+
+def _plan4(problem: Problem, block: int, props: Props, PACKETS: int) -> tuple[Step, ...]:
     blocks = _blocks(problem, block, props, _elements(4, problem))
-    kernel = f"global_norm4<{problem.c_type}>"
+    kernel = f"global_norm4<{problem.c_type}, {PACKETS}>"
     threads = min(MOST_THREADS, WARP * -(-blocks // WARP))
     return (
         Launch(kernel, (blocks,), (block,), ("partials", "data", problem["N"])),
@@ -109,6 +112,11 @@ def _partials(problem: Problem, block: int, props: Props) -> tuple[Tensor, ...]:
     return (Tensor("partials", (blocks,), "fp32", "scratch", ("block",)),)
 
 
+def _scratch4(problem: Problem, block: int, props: Props, PACKETS: int) -> tuple[Tensor, ...]:
+    """As many blocks whatever a thread loads at once."""
+    return _partials(problem, block, props)
+
+
 def _partials_and_counter(problem: Problem, block: int, props: Props) -> tuple[Tensor, ...]:
     return (*_partials(problem, block, props), Tensor("counter", (1,), "uint32", "scratch", ("k",)))
 
@@ -116,7 +124,7 @@ def _partials_and_counter(problem: Problem, block: int, props: Props) -> tuple[T
 # ----------------------------------------------------------------------------------------------- family
 
 
-def _version(number: int, idea: str, plan: Plan, **options: Any) -> Version:
+def _version(number: int, idea: str, plan: PlanFunction, **options: Any) -> Version:
     return Version(number, idea, plan, DTYPES, BLOCK_SIZES, **options)
 
 
@@ -135,7 +143,7 @@ VERSIONS = (
     ),
     _version(
         4, "as 3, no atomics: a second kernel adds up the blocks' sums; four loads under way",
-        _plan4, scratch=_partials,
+        _plan4, scratch=_scratch4, params={"PACKETS": PACKETS},
     ),
     _version(
         5, "as 4, one kernel: the last block to end adds up the blocks' sums",

@@ -222,17 +222,16 @@ __global__ void layernorm_forward5(T* __restrict__ out, float* __restrict__ mean
 // ------------------------------------------------------------------------------- 6: a row stays in shared memory
 
 // Two blocks of 1024 threads fill a multiprocessor of 2048, if a thread has at most 32 registers. Those hold three
-// packets whose loads are under way at the same time. Loading element by element takes more registers, and is slow
-// with or without a full multiprocessor.
-constexpr int kBatch = 3;
+// packets, a batch, whose loads are under way at the same time. Loading element by element takes more registers, and is
+// slow with or without a full multiprocessor.
 __host__ __device__ constexpr int blocks_at_once(bool aligned) { return aligned ? 2 : 1; }
 
 // Packets on their way are held as 16 bytes: their elements would take a register each. Aligned: every row begins at a
 // multiple of 16 bytes, and C is a multiple of a packet.
-template <bool Aligned, class T>
-__device__ inline void load_batch(int4 (&batch)[kBatch], const T* __restrict__ row, int first, int packets, int C) {
+template <bool Aligned, int Batch, class T>
+__device__ inline void load_batch(int4 (&batch)[Batch], const T* __restrict__ row, int first, int packets, int C) {
 #pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
+    for (int k = 0; k < Batch; ++k) {
         const int i = first + k * kWarpSize;
         if (i >= packets) continue;
         batch[k] = bits_of(load_row_packet_streaming<Aligned>(row, i * Packet<T>::size, C, from_float<T>(0.0f)));
@@ -240,14 +239,14 @@ __device__ inline void load_batch(int4 (&batch)[kBatch], const T* __restrict__ r
 }
 
 // Bring a row into shared memory; the sum of this lane's elements. The first batch is on its way.
-template <bool Aligned, class T>
-__device__ inline float keep_row(int4* __restrict__ kept, int4 (&batch)[kBatch], const T* __restrict__ row,
+template <bool Aligned, int Batch, class T>
+__device__ inline float keep_row(int4* __restrict__ kept, int4 (&batch)[Batch], const T* __restrict__ row,
                                  int packets, int C) {
     float sum = 0.0f;
-    for (int first = lane_index(); first < packets; first += kBatch * kWarpSize) {
-        if (first >= kBatch * kWarpSize) load_batch<Aligned>(batch, row, first, packets, C);
+    for (int first = lane_index(); first < packets; first += Batch * kWarpSize) {
+        if (first >= Batch * kWarpSize) load_batch<Aligned>(batch, row, first, packets, C);
 #pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
+        for (int k = 0; k < Batch; ++k) {
             if (first + k * kWarpSize >= packets) continue;
             kept[first + k * kWarpSize] = batch[k];
             const Packet<T> packet = packet_of<T>(batch[k]);
@@ -260,7 +259,7 @@ __device__ inline float keep_row(int4* __restrict__ kept, int4 (&batch)[kBatch],
 
 // Dynamic shared memory holds weight, bias and one row per warp, each filled up to whole packets. A lane reads of the
 // row what it wrote itself, so only weight and bias need a barrier.
-template <class T, bool Aligned>
+template <class T, bool Aligned, int Batch>
 __global__ void __launch_bounds__(kMaxBlock, blocks_at_once(Aligned))
 layernorm_forward6(T* __restrict__ out, float* __restrict__ mean, float* __restrict__ rstd, const T* __restrict__ inp,
                    const T* __restrict__ weight, const T* __restrict__ bias, int rows, int C) {
@@ -272,7 +271,7 @@ layernorm_forward6(T* __restrict__ out, float* __restrict__ mean, float* __restr
     const Offset row = row_of_warp();
     const bool has_row = row < rows;
     inp += row * C, out += row * C;
-    int4 batch[kBatch];
+    int4 batch[Batch];
     if (has_row) load_batch<Aligned>(batch, inp, lane_index(), packets, C);
     // While that is on its way, each thread brings a packet of weight or of bias: in a large block none waits twice.
     // Unrolled, it would take registers from the batch.

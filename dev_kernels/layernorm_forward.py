@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kbench.contracts import layernorm
@@ -18,6 +18,8 @@ from kbench.family import (
     Expected,
     Family,
     Launch,
+    Param,
+    PlanFunction,
     Problem,
     Props,
     Step,
@@ -86,10 +88,8 @@ def _rows(problem: Problem) -> int:
 
 INPUTS = ("inp", "weight", "bias")
 
-PlanOfVersion = Callable[[Problem, int, Props], tuple[Step, ...]]
 
-
-def _by_rows(kernel: str, threads_per_row: int) -> PlanOfVersion:
+def _by_rows(kernel: str, threads_per_row: int) -> PlanFunction:
     """Blocks that hold as many rows as they have groups of this many threads."""
 
     def plan(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
@@ -115,7 +115,7 @@ def _plan5(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     return (Launch(f"layernorm_forward5<{problem.c_type}>", (_rows(problem),), (block,), args),)
 
 
-def _plan6(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
+def _plan6(problem: Problem, block: int, props: Props, BATCH: int) -> tuple[Step, ...]:
     """Version 5 where weight, bias and a row per warp do not fit into shared memory."""
     C, warps = problem["C"], block // WARP
     per_packet = PACKET_BYTES // ITEM_SIZES[problem.storage]
@@ -123,12 +123,15 @@ def _plan6(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     if shared > props.shared_per_block_optin:
         return _plan5(problem, block, props)
     aligned = "true" if C % per_packet == 0 else "false"
-    kernel = f"layernorm_forward6<{problem.c_type}, {aligned}>"
+    kernel = f"layernorm_forward6<{problem.c_type}, {aligned}, {BATCH}>"
     args = ("out", "mean", "rstd", *INPUTS, _rows(problem), C)
     return (Launch(kernel, (ceil_div(_rows(problem), warps),), (block,), args, shared),)
 
 
-IDEAS: tuple[tuple[str, PlanOfVersion], ...] = (
+# By version. Of a lane, under way at the same time: more than three take more registers than two full blocks leave.
+PARAMS = {6: {"BATCH": Param(default=3, values=(1, 2, 3), meaning="packets of a lane that are loaded at once")}}
+
+IDEAS: tuple[tuple[str, PlanFunction], ...] = (
     ("one thread per row, three passes: mean, variance, output", _by_rows("layernorm_forward1", 1)),
     ("a kernel each for mean and variance (a block per row) and output: coalesced loads", _plan2),
     (
@@ -175,5 +178,8 @@ FAMILY = Family(
     check_shapes=CHECK_SHAPES,
     tensors=_tensors,
     reference=_reference,
-    versions=tuple(Version(number, idea, plan, DTYPES) for number, (idea, plan) in enumerate(IDEAS, start=1)),
+    versions=tuple(
+        Version(number, idea, plan, DTYPES, params=PARAMS.get(number, {}))
+        for number, (idea, plan) in enumerate(IDEAS, start=1)
+    ),
 )

@@ -210,11 +210,11 @@ matmul_backward_bias8(float* __restrict__ sums, const T* __restrict__ dout, int 
     block_columns<Aligned>(dout, rows, OC, [=](int channel, float sum) { atomicAdd(sums + channel, sum); });
 }
 
-template <class T, bool Aligned>
+template <class T, bool Aligned, int Across>
 __global__ void __launch_bounds__(kMaxBlock, 1)
 matmul_backward_bias9(float* __restrict__ partials, const T* __restrict__ dout, int rows, int OC) {
     float* own = partials + Offset(blockIdx.y) * OC;
-    block_columns<Aligned>(dout, rows, OC, [=](int channel, float sum) { own[channel] = sum; });
+    block_columns<Aligned, Across>(dout, rows, OC, [=](int channel, float sum) { own[channel] = sum; });
 }
 
 // A block has all rows of its channels. Versions 8 and 9 use this, too, with whole lines.

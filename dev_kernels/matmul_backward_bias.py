@@ -17,6 +17,8 @@ from kbench.family import (
     Family,
     Fill,
     Launch,
+    Param,
+    PlanFunction,
     Problem,
     Props,
     Ref,
@@ -84,10 +86,7 @@ def _reference(problem: Problem, inputs: Mapping[str, Array], error: ErrorModel,
 # ------------------------------------------------------------------------------------------------ plans
 
 
-Plan = Callable[[Problem, int, Props], tuple[Step, ...]]
-
-
-def _by_channels(kernel: str, channels: Callable[[int], int], types: int = 1) -> Plan:
+def _by_channels(kernel: str, channels: Callable[[int], int], types: int = 1) -> PlanFunction:
     """One kernel whose blocks have all rows of `channels(block)` channels. types: template arguments of the kernel."""
 
     def plan(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
@@ -166,12 +165,17 @@ def _plan8(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     return _add_atomically(problem, _packets_kernel(problem, 8), grid, block)
 
 
-def _plan9(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
-    grid = _packets_grid(problem, block, props, DEPTH)
+# Of a row, by the lanes of a warp. Eight are a line of 128 bytes; four are half of one, and sixteen two.
+ACROSS = Param(default=WARP // DEPTH, values=(4, 8, 16), meaning="packets of a row that a warp loads at once")
+
+
+def _plan9(problem: Problem, block: int, props: Props, ACROSS: int) -> tuple[Step, ...]:
+    depth = WARP // ACROSS
+    grid = _packets_grid(problem, block, props, depth)
     if grid[1] == 1:
-        return (_all_rows(problem, DEPTH, block),)
+        return (_all_rows(problem, depth, block),)
     args = ("partials", "dout", _rows(problem), problem["OC"])
-    own = Launch(_packets_kernel(problem, 9), grid, (block,), args)
+    own = Launch(_packets_kernel(problem, 9, ACROSS), grid, (block,), args)
     return own, _join(problem, "partials", grid[1])
 
 
@@ -184,7 +188,7 @@ def _plan10(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     threads = ceil_div(problem["OC"], _channels(problem, DEEPER)) * block
     if small and threads >= _resident(props) // 4:
         return (_all_rows(problem, DEEPER, block),)
-    return _plan9(problem, block, props)
+    return _plan9(problem, block, props, ACROSS.default)
 
 
 def _all_rows(problem: Problem, depth: int, block: int) -> Launch:
@@ -193,15 +197,15 @@ def _all_rows(problem: Problem, depth: int, block: int) -> Launch:
     return _into_dbias(problem, _packets_kernel(problem, 10, WARP // depth), "dout", grid, block)
 
 
-def _partials(problem: Problem, block: int, props: Props) -> tuple[Tensor, ...]:
-    _, down = _packets_grid(problem, block, props, DEPTH)
+def _partials(problem: Problem, block: int, props: Props, ACROSS: int = ACROSS.default) -> tuple[Tensor, ...]:
+    _, down = _packets_grid(problem, block, props, WARP // ACROSS)
     return (Tensor("partials", (down, problem["OC"]), "fp32", "scratch", ("block", "o")),)
 
 
 # ----------------------------------------------------------------------------------------------- family
 
 
-def _version(number: int, idea: str, plan: Plan, **options: Any) -> Version:
+def _version(number: int, idea: str, plan: PlanFunction, **options: Any) -> Version:
     return Version(number, idea, plan, DTYPES, BLOCK_SIZES, **options)
 
 
@@ -235,7 +239,8 @@ VERSIONS = (
         _plan8, scratch=_sums, claims_deterministic=False,
     ),
     _version(
-        9, "as 8, no atomics at all: a row of sums per block, added up by version 4's kernel", _plan9, scratch=_partials
+        9, "as 8, no atomics at all: a row of sums per block, added up by version 4's kernel",
+        _plan9, scratch=_partials, params={"ACROSS": ACROSS},
     ),
     _version(
         10, "as 9, one kernel where dout is small: blocks of half lines that have all rows", _plan10, scratch=_partials

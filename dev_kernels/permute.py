@@ -13,6 +13,7 @@ from kbench.family import (
     Expected,
     Family,
     Launch,
+    Param,
     Problem,
     Props,
     Rule,
@@ -26,8 +27,9 @@ from kbench.family import (
 DTYPES = ("fp32", "bf16", "fp16")
 ACCESS_BYTES = 16
 
-# Sides of tiles in elements, at most. In fp32 they are 256 and 128 bytes: reads and writes fill whole cache lines.
-LARGE, SMALL = 64, 32
+# Sides of tiles in elements. In fp32 they are multiples of 128 bytes: reads and writes fill whole cache lines.
+SIDE = Param(default=64, values=(32, 64, 96), meaning="side of a tile in large problems")
+SMALL = 32
 # Large tiles per multiprocessor from which on small ones would not share out the work any better.
 ENOUGH = 4
 
@@ -51,20 +53,20 @@ def _width(row: int, dtype: str) -> int:
     return packet if row % packet == 0 else 1
 
 
-def _side(R: int, K: int, props: Props) -> int:
+def _side(R: int, K: int, large: int, props: Props) -> int:
     """Of a tile."""
-    return LARGE if _tiles(R, K, LARGE) >= ENOUGH * props.multiprocessors else SMALL
+    return large if _tiles(R, K, large) >= ENOUGH * props.multiprocessors else SMALL
 
 
 def _tiles(R: int, K: int, side: int) -> int:
     return ceil_div(R, side) * ceil_div(K, side)
 
 
-def _plan1(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
+def _plan1(problem: Problem, block: int, props: Props, SIDE: int) -> tuple[Step, ...]:
     D1, D2, D3, D4 = (problem[name] for name in ("D1", "D2", "D3", "D4"))
     R, K = D1 * D2, D3 * D4
     read, write = _width(K, problem.storage), _width(R, problem.storage)
-    side = _side(R, K, props)
+    side = _side(R, K, SIDE, props)
     kernel = f"permute1<{problem.c_type}, {read}, {write}, {side}>"
     return (Launch(kernel, (_tiles(R, K, side),), (block,), ("out", "inp", D3, D4, R, K)),)
 
@@ -97,6 +99,7 @@ FAMILY = Family(
         _shape(5, 13, 41, 8, "large tiles, rows of the input aligned", 64),
         _shape(16, 12, 53, 5, "large tiles, rows of the output aligned", 1024),
         _shape(16, 12, 64, 4, "whole large tiles", 128),
+        _shape(12, 17, 145, 4, "tiles of 96 on the emulator, parts of them, both sides aligned in fp32", 256),
     ),
     tensors=_tensors,
     reference=_reference,
@@ -106,5 +109,13 @@ FAMILY = Family(
             lambda problem: max(problem["D1"] * problem["D2"], problem["D3"] * problem["D4"]) < 1 << 31,
         ),
     ),
-    versions=(Version(1, "square tiles through shared memory: reads and writes both coalesce", _plan1, DTYPES),),
+    versions=(
+        Version(
+            1,
+            "square tiles through shared memory: reads and writes both coalesce",
+            _plan1,
+            DTYPES,
+            params={"SIDE": SIDE},
+        ),
+    ),
 )

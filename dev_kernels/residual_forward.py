@@ -14,6 +14,7 @@ from kbench.family import (
     Expected,
     Family,
     Launch,
+    Param,
     Problem,
     Props,
     Step,
@@ -25,8 +26,8 @@ from kbench.family import (
 
 DTYPES = ("bf16", "fp32", "fp16")
 
-# Of each input, per thread: four loads of 16 bytes are under way in a thread before it needs the first of them.
-PACKETS_PER_THREAD = 2
+# Of each input, of a thread. Two: four loads of 16 bytes are under way in it before it needs the first of them.
+PACKETS = Param(default=2, values=(1, 2, 4), meaning="packets of each input, of a thread")
 
 
 def _tensors(problem: Problem) -> tuple[Tensor, ...]:
@@ -52,9 +53,9 @@ def _plan1(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     return _launch(f"residual_forward1<{problem.c_type}>", block, problem, block)
 
 
-def _plan2(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
-    per_thread = PACKETS_PER_THREAD * PACKET_BYTES // ITEM_SIZES[problem.storage]
-    kernel = f"residual_forward2<{problem.c_type}, {PACKETS_PER_THREAD}>"
+def _plan2(problem: Problem, block: int, props: Props, PACKETS: int) -> tuple[Step, ...]:
+    per_thread = PACKETS * PACKET_BYTES // ITEM_SIZES[problem.storage]
+    kernel = f"residual_forward2<{problem.c_type}, {PACKETS}>"
     return _launch(kernel, block * per_thread, problem, block)
 
 
@@ -89,6 +90,7 @@ FAMILY = Family(
             _plan2,
             DTYPES,
             aliases=IN_PLACE,
+            params={"PACKETS": PACKETS},
         ),
     ),
 )

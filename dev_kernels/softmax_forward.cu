@@ -25,7 +25,7 @@
 #include "softmax.cuh"
 
 constexpr int kMaxBlock = 1024;  // keeps a kernel that takes any block size at 65536 / 1024 registers or below
-constexpr int kBatch = 4;        // packets of a thread that are loaded at the same time
+constexpr int kBatch = 4;        // packets of a thread that are loaded at the same time, unless a version says
 static_assert(kBatch * Packet<float>::size % 16 == 0, "SoftmaxSum adds 16 elements at a time");
 
 // ----------------------------------------------------------------------------------- 1: a thread per row, three passes
@@ -227,14 +227,15 @@ __device__ inline void store_softmax_packet(T* __restrict__ out, const Packet<T>
     store_packet_streaming(out, result);
 }
 
-// The largest and the sum of what thread number `thread` of `threads` has of a row: packets, and one edge at most.
-template <class T>
+// The largest and the sum of what thread number `thread` of `threads` has of a row: packets, Batch of them at a time,
+// and one edge at most.
+template <int Batch, class T>
 __device__ inline SoftmaxSum softmax_sum_of_thread(const T* __restrict__ inp, const RowParts<T>& row, int thread,
                                                    int threads) {
     SoftmaxSum mine;
     if (thread < row.edges) mine.add(to_float(inp[row.edge(thread)]));
-    for (int first = thread; first < row.packets; first += kBatch * threads) {
-        Packet<T> loaded[kBatch];
+    for (int first = thread; first < row.packets; first += Batch * threads) {
+        Packet<T> loaded[Batch];
         load_clamped<false>(loaded, inp + row.head, first, threads, row.packets);
         mine.add(loaded, first, threads, row.packets);
     }
@@ -242,17 +243,17 @@ __device__ inline SoftmaxSum softmax_sum_of_thread(const T* __restrict__ inp, co
 }
 
 // The results of that thread, from its last batch of packets to its first: the last is the likeliest still in a cache.
-template <class T>
+template <int Batch, class T>
 __device__ inline void store_softmax_of_thread(T* __restrict__ out, const T* __restrict__ inp, const RowParts<T>& row,
                                                SoftmaxSum all, int thread, int threads) {
     const float scale = 1.0f / all.sum;
-    const int step = kBatch * threads;
+    const int step = Batch * threads;
     const int last = thread + (row.packets - 1 - thread) / step * step;
     for (int first = row.packets <= thread ? -1 : last; first >= 0; first -= step) {
-        Packet<T> loaded[kBatch];
+        Packet<T> loaded[Batch];
         load_clamped<true>(loaded, inp + row.head, first, threads, row.packets);
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
+        for (int i = 0; i < Batch; ++i) {
             const int p = first + i * threads;
             T* const target = out + row.head + Offset(p) * Packet<T>::size;
             if (p < row.packets) store_softmax_packet(target, loaded[i], all.largest, scale);
@@ -307,17 +308,17 @@ __global__ void __launch_bounds__(kMaxBlock)
 softmax_forward7_long(T* __restrict__ out, const T* __restrict__ inp, int C) {
     inp += Offset(blockIdx.x) * C, out += Offset(blockIdx.x) * C;
     const RowParts<T> parts(inp, C);
-    const SoftmaxSum all = block_merge(softmax_sum_of_thread(inp, parts, threadIdx.x, blockDim.x));
-    store_softmax_of_thread(out, inp, parts, all, threadIdx.x, blockDim.x);
+    const SoftmaxSum all = block_merge(softmax_sum_of_thread<kBatch>(inp, parts, threadIdx.x, blockDim.x));
+    store_softmax_of_thread<kBatch>(out, inp, parts, all, threadIdx.x, blockDim.x);
 }
 
-template <class T>
+template <class T, int Batch>
 __global__ void __launch_bounds__(kMaxBlock)
 softmax_forward8(T* __restrict__ out, const T* __restrict__ inp, int N, int C) {
     const Offset row = Offset(blockIdx.x) * (blockDim.x / kWarpSize) + warp_index();
     if (row >= N) return;
     inp += row * C, out += row * C;
     const RowParts<T> parts(inp, C);
-    const SoftmaxSum all = warp_merge(softmax_sum_of_thread(inp, parts, lane_index(), kWarpSize));
-    store_softmax_of_thread(out, inp, parts, all, lane_index(), kWarpSize);
+    const SoftmaxSum all = warp_merge(softmax_sum_of_thread<Batch>(inp, parts, lane_index(), kWarpSize));
+    store_softmax_of_thread<Batch>(out, inp, parts, all, lane_index(), kWarpSize);
 }

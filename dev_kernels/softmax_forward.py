@@ -17,6 +17,7 @@ from kbench.family import (
     Expected,
     Family,
     Launch,
+    Param,
     Problem,
     Props,
     Step,
@@ -134,6 +135,16 @@ def _plan7(problem: Problem, block: int, props: Props) -> tuple[Step, ...]:
     return (Launch(f"softmax_forward7<{problem.c_type}, {ahead}>", grid, (block,), ("out", "inp", N, C), shared),)
 
 
+# Of a lane, under way at the same time. The sum is rescaled once for 16 elements: four packets in fp32.
+BATCH = Param(default=4, values=(4, 8), meaning="packets of a lane that are loaded at once")
+
+
+def _plan8(problem: Problem, block: int, props: Props, BATCH: int) -> tuple[Step, ...]:
+    N, C = problem["N"], problem["C"]
+    grid = (ceil_div(N, block // WARP),)
+    return (Launch(f"softmax_forward8<{problem.c_type}, {BATCH}>", grid, (block,), ("out", "inp", N, C)),)
+
+
 # ----------------------------------------------------------------------------------------------- family
 
 
@@ -205,7 +216,7 @@ FAMILY = Family(
         ),
         Version(
             8, "as 6, 16 bytes per access; lanes agree on the largest before they add up their sums",
-            _rows_per_block("softmax_forward8", WARP), DTYPES,
+            _plan8, DTYPES, params={"BATCH": BATCH},
         ),
     ),
 )  # fmt: skip

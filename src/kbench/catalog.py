@@ -210,3 +210,7 @@ def _validate(family: Family, path: Path) -> None:
         unknown = set(version.dtypes) - set(family.dtypes)
         if unknown:
             raise UsageError(f"{path.name}: version {version.number} has dtypes that the family lacks: {unknown}")
+        for name in version.params:
+            if name in family.sizes:  # tables have a column for each
+                what = f"version {version.number} has a parameter {name}, which is a size of the family"
+                raise UsageError(f"{path.name}: {what}", "give it another name")

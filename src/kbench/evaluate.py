@@ -152,6 +152,7 @@ class Evaluator:
         row = self._new_row(job)
         try:
             family, version = self.catalog[job.family], self.catalog.version(job.family, job.version)
+            row.params = version.chosen(job.params)
             self._evaluate(family, version, job, row)
             if row.status == "fail" and job.purpose != "check":
                 smallest = self._smallest_failing(family, job)
@@ -165,6 +166,7 @@ class Evaluator:
         return Row(
             job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device.row_name, "pass", self.seed,
             overridden=self.tolerance is not None, reproduce=self._command(job), cache_mode=self.mode,
+            params=dict(job.params),
         )  # fmt: skip
 
     def _record(self, error: Exception, row: Row, purpose: str) -> None:
@@ -231,7 +233,7 @@ class Evaluator:
         def launch_limit() -> Any:
             return self.channel.limit(self.time_limit, f"a launch of {job.family} version {job.version}")
 
-        with Buffers(self.device, family, version, subject.problem, job.block, subject.plan) as buffers:
+        with Buffers(self.device, family, version, subject.problem, job.block, subject.plan, row.params) as buffers:
             verdict = prove(
                 self.device, family, version, prepared, buffers, first, tolerance=self.tolerance, guard=launch_limit
             )
@@ -290,13 +292,14 @@ class Evaluator:
         path = Path(family.sources[version.number]).with_suffix(".py")
         with self.channel.limit(_PLAN_SECONDS, f"the plan of {job.family} version {job.version}"):
             try:
-                refusal = family.refusal(version, problem, job.block)
+                refusal = family.refusal(version, problem, job.block, job.params)
                 if refusal:
                     return Subject(problem, refusal)
-                plan = checked_plan(version.plan(problem, job.block, self.device.props))
+                plan = checked_plan(version.plan(problem, job.block, self.device.props, **job.params))
                 tensors = checked_tensors(family.tensors(problem))
                 if version.scratch is not None:
-                    tensors = (*tensors, *checked_tensors(version.scratch(problem, job.block, self.device.props)))
+                    own = version.scratch(problem, job.block, self.device.props, **job.params)
+                    tensors = (*tensors, *checked_tensors(own))
                 traffic = float(family.least_traffic(problem))
                 flops = float(family.flops(problem)) if family.flops is not None else None
             except Exception as error:

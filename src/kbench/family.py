@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral, Real
 from typing import Any
+
+from kbench.params import Param as Param
+from kbench.params import checked_params, params_refusal, params_text
 
 Array = Any  # a numpy or cupy array: family code works on either
 
@@ -461,6 +464,14 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class LaunchRule:
+    """A condition of a version on its block size and parameters as well: `holds(problem, block, **params)`."""
+
+    text: str
+    holds: Callable[..., bool]
+
+
+@dataclass(frozen=True)
 class CheckShape:
     """Sizes that `kbench check` tries, and why. `versions` and `block_sizes` limit it (None: all)."""
 
@@ -470,7 +481,8 @@ class CheckShape:
     block_sizes: tuple[int, ...] | None = None
 
 
-PlanFunction = Callable[[Problem, int, Props], tuple[Step, ...]]
+PlanFunction = Callable[..., tuple[Step, ...]]
+"""`plan(problem, block, props)`; with the version's parameters, if it has any, as keyword arguments besides."""
 
 
 @dataclass(frozen=True)
@@ -479,6 +491,8 @@ class Version:
 
     plan: `plan(problem, block, props)`, pure. block_sizes: threads per block as launched, never rounded;
     `fixed` replaces them where a version has exactly one. claims_deterministic: the check proves it.
+    params: by name, whole numbers that plan and scratch take as keyword arguments: `plan(problem, block, props, ROWS)`.
+    Whoever calls them without gets the defaults.
     needs, saves: names of intermediates that it reads from, or leaves for, another family.
     aliases: pairs (input, output) that may be the same memory; checked both ways.
     scratch: `scratch(problem, block, props)`, tensors of its own. gpu_only: why the emulator cannot run it.
@@ -491,14 +505,15 @@ class Version:
     dtypes: tuple[str, ...]
     block_sizes: tuple[int, ...] = POWERS_OF_TWO
     fixed: int | None = None
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[Rule | LaunchRule, ...] = ()
     needs: tuple[str, ...] = ()
     saves: tuple[str, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
     claims_deterministic: bool = True
-    scratch: Callable[[Problem, int, Props], tuple[Tensor, ...]] | None = None
+    scratch: Callable[..., tuple[Tensor, ...]] | None = None
     gpu_only: str = ""
     arch: str = ""
+    params: Mapping[str, Param] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         _require(_is_count(self.number), "a Version's number is an int, 0 or more", self.number)
@@ -507,10 +522,24 @@ class Version:
         _require(isinstance(self.dtypes, tuple | list), "a Version's dtypes are a tuple", self.dtypes)
         usable = _are_sizes(self.blocks, 1, MAX_BLOCK) and all(1 <= block <= MAX_BLOCK for block in self.blocks)
         _require(usable, f"block sizes are a tuple of ints from 1 to {MAX_BLOCK}", self.blocks)
+        checked_params(self.params, {"plan": self.plan, "scratch": self.scratch})
+        if self.params:  # frozen: this is still its making
+            object.__setattr__(self, "plan", partial(self.plan, **self.defaults))
+            if self.scratch is not None:
+                object.__setattr__(self, "scratch", partial(self.scratch, **self.defaults))
 
     @property
     def blocks(self) -> tuple[int, ...]:
         return (self.fixed,) if self.fixed is not None else self.block_sizes
+
+    @property
+    def defaults(self) -> dict[str, int]:
+        """The parameters where nobody asks for others."""
+        return {name: param.default for name, param in self.params.items()}
+
+    def chosen(self, params: Mapping[str, int]) -> dict[str, int]:
+        """These parameters, with the defaults of those that are left open."""
+        return {**self.defaults, **params}
 
 
 @dataclass(frozen=True)
@@ -548,6 +577,8 @@ class Family:
         for name in ("sizes", "presets"):
             _require(isinstance(getattr(self, name), Mapping), f"a Family's {name} are a dict", getattr(self, name))
         _require(isinstance(self.dtypes, tuple | list), "a Family's dtypes are a tuple", self.dtypes)
+        plain = all(isinstance(rule, Rule) for rule in self.rules)
+        _require(plain, "a Family's rules are a tuple of Rule: only versions have block sizes", self.rules)
         known = isinstance(self.flags, tuple | list) and all(name in self.sizes for name in self.flags)
         _require(known, "a Family's flags are a tuple of names of its sizes", self.flags)
         for sizes in (*self.presets.values(), *(shape.sizes for shape in self.check_shapes)):
@@ -572,14 +603,29 @@ class Family:
     def by_number(self) -> dict[int, Version]:
         return {version.number: version for version in self.versions}
 
-    def refusal(self, version: Version, problem: Problem, block: int) -> str:
-        """Why this version does not take this problem and block size; "" if it does."""
+    def refusal(self, version: Version, problem: Problem, block: int, params: Mapping[str, int] | None = None) -> str:
+        """Why this version does not take this problem, block size and parameters; "" if it does. params: the defaults
+        where they are left open."""
         if problem.dtype not in version.dtypes:
             return f"dtype {problem.dtype} is not supported; it has {', '.join(version.dtypes)}"
         for rule in (*self.rules, *version.rules):
-            if not rule.holds(problem):
+            if isinstance(rule, Rule) and not rule.holds(problem):
                 return f"needs {rule.text} (here {problem})"
         if block not in version.blocks:
             kind = "fixed block size" if version.fixed is not None else "block sizes"
             return f"block size {block} is not supported; {kind} {', '.join(map(str, version.blocks))}"
+        chosen = version.chosen(params or {})
+        if refusal := params_refusal(version.params, chosen):
+            return refusal
+        for rule in version.rules:
+            if isinstance(rule, LaunchRule) and not rule.holds(problem, block, **chosen):
+                return f"needs {rule.text} (here {problem}, block size {block}{_with(chosen)})"
         return ""
+
+    def taken_blocks(self, version: Version, problem: Problem) -> tuple[int, ...]:
+        """The block sizes at which a version takes a problem, with its default parameters."""
+        return tuple(block for block in version.blocks if not self.refusal(version, problem, block))
+
+
+def _with(params: Mapping[str, int]) -> str:
+    return f", {params_text(params)}" if params else ""

@@ -22,6 +22,7 @@ _SIZE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)", re.DOTALL)
 VERSIONS_FORM = "write 5, or 1,3-5"
 RANGE_FORM = "write 32..1024 for the powers of two, 32..256:32 for steps of 32, or 32,96,768"
 SIZE_FORM = "write NAME=VALUE, such as --size T=128 --size B=2, or T=128..1024"
+PARAM_FORM = "write NAME=VALUES, such as --param ROWS=1,2,4 or ROWS=1..8"
 BLOCK_FORM = "give a multiple of 32 from 32 to 1024, such as 256"
 
 
@@ -85,17 +86,25 @@ def parse_range(text: str, what: str = "range") -> list[int]:
 
 def parse_sizes(settings: Sequence[str]) -> dict[str, list[int]]:
     """Sizes from "T=128", "T=256,512" or "T=128..1024"; settings of one name are merged. Raises UsageError."""
-    sizes: dict[str, set[int]] = {}
+    return _parse_settings(settings, "size", SIZE_FORM)
+
+
+def parse_params(settings: Sequence[str]) -> dict[str, list[int]]:
+    """Parameters of versions, in the grammar of sizes: "ROWS=1,2,4". Raises UsageError."""
+    return _parse_settings(settings, "param", PARAM_FORM)
+
+
+def _parse_settings(settings: Sequence[str], what: str, form: str) -> dict[str, list[int]]:
+    found: dict[str, set[int]] = {}
     for setting in settings:
         match = _SIZE.fullmatch(setting.strip())
         if match is None:
-            raise UsageError(f"cannot read size {setting!r}", SIZE_FORM)
+            raise UsageError(f"cannot read {what} {setting!r}", form)
         name, text = match[1], match[2]
         if "=" in text:
-            raise UsageError(f"cannot read size {setting!r}", f"one --size for each name: {SIZE_FORM}")
-        values = parse_range(text, f"size {name}")
-        sizes.setdefault(name, set()).update(values)
-    return {name: sorted(values) for name, values in sizes.items()}
+            raise UsageError(f"cannot read {what} {setting!r}", f"one --{what} for each name: {form}")
+        found.setdefault(name, set()).update(parse_range(text, f"{what} {name}"))
+    return {name: sorted(values) for name, values in found.items()}
 
 
 def parse_block_sizes(text: str) -> list[int]:

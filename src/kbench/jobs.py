@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from kbench.params import place_text
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,12 @@ class Job:
     dtype: str
     block: int
     purpose: str = "time"
+    params: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """Block size and parameters, for people."""
+        return place_text(self.block, self.params)
 
     def command(self, seed: int, device: str, family_dirs: Sequence[str], options: Sequence[str] = ()) -> str:
         """The command line that repeats this job on the same inputs. options: further words, such as --rtol."""
@@ -29,6 +37,7 @@ class Job:
         words += [
             "--block-sizes" if check else "--block-size",
             str(self.block),
+            *(word for name, value in self.params.items() for word in ("--param", f"{name}={value}")),
             "--dtype",
             self.dtype,
             "--seed",

@@ -14,6 +14,7 @@ from kbench.errors import UsageError
 from kbench.family import DTYPES, Family, Problem, Version
 from kbench.grammar import Target
 from kbench.jobs import Job
+from kbench.params import combinations, one_at_a_time, require_declared
 
 # 256 threads fill every GPU's multiprocessors, and are the block size that most kernels are written for.
 _USUAL_BLOCK = 256
@@ -22,7 +23,8 @@ _USUAL_BLOCK = 256
 @dataclass(frozen=True)
 class Selection:
     """What a command asks for. targets: none at all means every family. mode: "run", "check" or "sweep".
-    block_sizes, preset, dtype: None where the user left it open."""
+    block_sizes, preset, dtype: None where the user left it open. params: values of versions' parameters by name.
+    whole: a parameter that is left open takes all of its values, not the default alone."""
 
     targets: Sequence[Target]
     mode: str
@@ -30,6 +32,8 @@ class Selection:
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     preset: str | None = None
     dtype: str | None = None
+    params: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    whole: bool = False
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Selection:
@@ -46,6 +50,7 @@ class Selection:
             raise UsageError(f"unknown dtype {self.dtype!r}", f"dtypes: {', '.join(DTYPES)}")
         if not self.targets and self.preset is not None and not _anybody_has(catalog, self.preset):
             raise UsageError(f"no family has a preset {self.preset!r}", "`kbench list FAMILY` names a family's presets")
+        self._require_declared(catalog)
         for target in self.targets or [Target(name) for name in catalog.names]:
             name = target.family
             try:
@@ -68,12 +73,40 @@ class Selection:
             dtype = self.dtype if self.dtype is not None else _common_dtype(family, versions, device_kind)
             if dtype not in family.dtypes:
                 raise UsageError(f"{name} has no dtype {dtype!r}", f"it has {', '.join(family.dtypes)}")
-            for shape in self._shapes(family, dtype, device_kind):
+            shapes = self._shapes(family, dtype, device_kind)
+            varied = {v.number: self._varied(family, v, shapes, dtype) for v in versions if v.params}
+            for shape in shapes:
                 for version in versions:
                     if shape.versions is not None and version.number not in shape.versions:
                         continue
-                    for block in self._blocks(version, shape):
-                        yield Job(name, version.number, version.idea, dict(shape.sizes), dtype, block, purpose)
+                    choices = combinations(version.params, self.params, self.whole)
+                    if shape in varied.get(version.number, ()):
+                        choices += one_at_a_time(version.params)
+                    for block, params in itertools.product(self._blocks(version, shape), choices):
+                        sizes = dict(shape.sizes)
+                        yield Job(name, version.number, version.idea, sizes, dtype, block, purpose, params)
+
+    def _require_declared(self, catalog: Catalog) -> None:
+        """Raises UsageError for a parameter that none of the chosen versions has."""
+        if not self.params:
+            return
+        declared = {}
+        for target in self.targets or [Target(name) for name in catalog.names]:
+            with contextlib.suppress(UsageError):  # a broken family's row says what is wrong with it
+                for number in target.versions or catalog[target.family].by_number:
+                    declared[f"{target.family}:{number}"] = catalog.version(target.family, number).params
+        if declared:
+            require_declared(self.params, declared)
+
+    def _varied(self, family: Family, version: Version, shapes: Sequence[_Shape], dtype: str) -> list[_Shape]:
+        """Where `check` tries every other value of a version's parameters too, one at a time, the others at their
+        defaults: at the smallest, the middle and the largest of the shapes that the version takes. Nowhere, if the
+        user chose values."""
+        if self.mode != "check" or self.params.keys() & version.params.keys():
+            return []
+        taken = [shape for shape in shapes if shape.takes(family, version, dtype)]
+        taken.sort(key=lambda shape: volume(family, shape.sizes, dtype))
+        return [taken[0], taken[len(taken) // 2], taken[-1]] if taken else []
 
     def _shapes(self, family: Family, dtype: str, device_kind: str) -> list[_Shape]:
         if self.mode == "check" and not self.sizes and self.preset is None:
@@ -105,6 +138,12 @@ class _Shape:
     sizes: Mapping[str, int]
     versions: tuple[int, ...] | None = None
     block_sizes: tuple[int, ...] | None = None
+
+    def takes(self, family: Family, version: Version, dtype: str) -> bool:
+        """Whether it is meant for a version, and the version takes it."""
+        meant = self.versions is None or version.number in self.versions
+        blocks = family.taken_blocks(version, Problem(self.sizes, dtype)) if meant else ()
+        return any(self.block_sizes is None or block in self.block_sizes for block in blocks)
 
 
 def _anybody_has(catalog: Catalog, preset: str) -> bool:

@@ -113,9 +113,9 @@ class Bench:
     def rows(self, jobs: Sequence[Job]) -> Iterator[Row]:
         """Run the jobs, one row each. A version's failure is its row, never an exception."""
         self._announce(jobs)
-        slow: set[tuple[str, int, str]] = set()
+        slow: set[tuple[str, int, str, str]] = set()
         for position, job in enumerate(jobs):
-            key = (job.family, job.version, str(job.sizes))
+            key = (job.family, job.version, str(job.sizes), str(job.params))
             if key in slow and not self.options.full:
                 job = replace(job, purpose="prove")
             row = self._row(job)
@@ -155,7 +155,7 @@ class Bench:
         return Row(
             job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device_name, fault.row_status,
             self.seed, reason=str(fault), details=["the worker process was replaced"],
-            reproduce=job.command(self.seed, self.device_kind, *self._repeat_options()),
+            reproduce=job.command(self.seed, self.device_kind, *self._repeat_options()), params=job.params,
         )  # fmt: skip
 
     def _repeat_options(self) -> tuple[list[str], list[str]]:

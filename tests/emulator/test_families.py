@@ -8,6 +8,7 @@ import pytest
 from family_runner import FamilyRunner, assert_proved
 
 from kbench.catalog import load_catalog
+from kbench.jobs import Job
 
 pytestmark = [
     pytest.mark.emulator,
@@ -38,11 +39,27 @@ def prove_all(runner: FamilyRunner, dtype: str, one_block: bool, structured: boo
     assert proved == {version.number for version in family.versions if dtype in version.dtypes}
 
 
+def prove_varied(runner: FamilyRunner, dtype: str, jobs: list[Job]) -> None:
+    """Other values of parameters than the defaults, each of which must have run."""
+    family, proved = runner.family, set()
+    for job in jobs:
+        version = family.by_number[job.version]
+        case = runner.case(job.sizes, dtype, seed=1)
+        verdict = runner.prove(version, job.block, case, params=job.params)
+        assert verdict is not None
+        assert_proved(verdict, version, case, f"{family.name} version {job.version} block {job.place} {case.problem}")
+        proved |= {(job.version, *pair) for pair in job.params.items()}
+    declared = [(v.number, name, value) for v in family.versions for name, p in v.params.items() for value in p.values]
+    assert not [one for one in declared if one not in proved and one[2] != family.by_number[one[0]].defaults[one[1]]]
+
+
 @pytest.mark.parametrize("name", CATALOG.names)
 def test_every_version_is_right_at_every_block_size(name: str) -> None:
     runner = FamilyRunner(name)
     try:
-        runner.compile(runner.family.dtypes[0])
+        varied = runner.varied(runner.family.dtypes[0])
+        runner.compile(runner.family.dtypes[0], varied=varied)
+        prove_varied(runner, runner.family.dtypes[0], varied)
         prove_all(runner, runner.family.dtypes[0], one_block=False)
         prove_all(runner, runner.family.dtypes[0], one_block=True, structured=True)
     finally:

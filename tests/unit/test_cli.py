@@ -65,6 +65,8 @@ def test_run_asks_the_bench_for_what_was_typed(kbench: Runner) -> None:
         "sizes": {"N": [2, 3], "M": [1, 2, 4]},
         "preset": "small",
         "dtype": "tf32",
+        "params": {},
+        "whole": False,
     }
 
 

@@ -120,10 +120,10 @@ def test_versions_8_and_9_write_dbias_at_once_where_nothing_is_left_to_join() ->
         (Problem(DEFAULT, "bf16"), 1024, H200, "10<__nv_bfloat16, true, 4>"),
         (Problem(DEFAULT, "bf16"), 512, H200, "10<__nv_bfloat16, true, 4>"),
         (problem(8, 1024, 3071), 512, H200, "10<__nv_bfloat16, false, 4>"),
-        (Problem(DEFAULT, "bf16"), 256, H200, "9<__nv_bfloat16, true>"),  # too few threads
-        (Problem(DEFAULT, "fp32"), 512, H200, "9<float, true>"),  # larger than L2
+        (Problem(DEFAULT, "bf16"), 256, H200, "9<__nv_bfloat16, true, 8>"),  # too few threads
+        (Problem(DEFAULT, "fp32"), 512, H200, "9<float, true, 8>"),  # larger than L2
         (Problem(DEFAULT, "fp32"), 1024, H200, "10<float, true, 8>"),  # as 9 does
-        (Problem(FAMILY.presets["large"], "bf16"), 256, H200, "9<__nv_bfloat16, true>"),
+        (Problem(FAMILY.presets["large"], "bf16"), 256, H200, "9<__nv_bfloat16, true, 8>"),
     ],
 )
 def test_version_10_reads_half_lines_where_dout_is_small(of: Problem, block: int, props: Props, kernel: str) -> None:

@@ -83,6 +83,7 @@ def test_files_hold_whole_numbers_and_gaps(tmp_path: Path) -> None:
     assert table[0] | {"share": "0.8"} == {
         "family": FAMILIES[0], "problem": "B=4 T=1024 C=768 NH=12", "dtype": "fp32", "version": "7", "block": "128",
         "ms": "2.5", "gbs": "1600.0", "tflops": "40.0", "share": "0.8", "ceiling": "gemm",
+        "params": "",
     }  # fmt: skip
     assert table[2]["version"] == table[2]["ms"] == "" and table[1]["tflops"] == ""
     lines = paths[1].read_text().splitlines()

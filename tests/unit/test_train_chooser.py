@@ -11,7 +11,7 @@ import pytest
 
 from kbench.catalog import load_catalog
 from kbench.errors import UsageError
-from kbench.train.chooser import Answer, Chooser, Times, Wanted, parse_use, usual_block
+from kbench.train.chooser import Answer, Chooser, Timed, Times, Wanted, parse_use, usual_block
 from kbench.train.layout import Layout
 from kbench.train.model import PRESETS, Model
 from kbench.train.slots import Need, Shape, Slot, slots
@@ -84,7 +84,7 @@ def test_times_are_of_the_very_problem_dtype_and_gpu() -> None:
     for shape in (replace(NANO, batch=5), replace(NANO, dtype="fp32")):
         assert times_of(measured).of(needs_of(shape)["encoder"]) == {}
     need = needs_of(NANO)["encoder"]
-    assert times_of(measured).of(need) == {1: (128, 1.0)}
+    assert times_of(measured).of(need) == {1: Timed(128, {}, 1.0)}
     assert Times({"gpus": {GPU: {}}}, "another", source).of(need) == {} == Times({}, GPU, source).of(need)
 
 
@@ -97,7 +97,7 @@ def test_times_of_files_that_changed_since_are_none() -> None:
             "3": {"row": {"block": 32, "measurement": {"median_ms": 1.0}}},
         }}}}}}
     }  # fmt: skip
-    assert Times(document, GPU, source).of(need) == {1: (32, 1.0)}
+    assert Times(document, GPU, source).of(need) == {1: Timed(32, {}, 1.0)}
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_use_that_cannot_be_read_says_which_part(text: str, words: str) -> None:
 
 def test_the_usual_block_size_is_the_one_next_to_256() -> None:
     version = CATALOG["gelu_forward"].by_number[1]
-    assert usual_block(version) == 256
-    assert usual_block(replace(version, block_sizes=(32, 64))) == 64
-    assert usual_block(replace(version, block_sizes=(512, 1024))) == 512
-    assert usual_block(replace(version, fixed=96)) == 96
+    assert usual_block(version.blocks) == 256
+    assert usual_block(replace(version, block_sizes=(32, 64)).blocks) == 64
+    assert usual_block(replace(version, block_sizes=(512, 1024)).blocks) == 512
+    assert usual_block(replace(version, fixed=96).blocks) == 96

@@ -195,7 +195,7 @@ KEPT = {"kernels": {"encoder": ["encoder_forward", 3, 256]}, "recompute": 1}
 
 
 def test_the_kernels_of_a_checkpoint() -> None:
-    assert Kernels.from_document(KEPT) == Kernels({"encoder": ("encoder_forward", 3, 256)}, 1)
+    assert Kernels.from_document(KEPT) == Kernels({"encoder": ("encoder_forward", 3, 256, {})}, 1)
     for damaged in (
         {}, {**KEPT, "kernels": None}, {**KEPT, "kernels": {"encoder": "encoder_forward:3 block 256"}},
         {**KEPT, "kernels": {"encoder": ["encoder_forward", "third", 256]}}, {**KEPT, "recompute": None},

@@ -52,7 +52,8 @@ class Bench:
             ms = self.milliseconds.get(job.version, 1.0) + 1e-3 / job.block
             yield Row(
                 job.family, job.version, job.idea, job.sizes, job.dtype, job.block, GPU, self.status, 0,
-                reason="as told", measurement={"median_ms": ms}, source=CATALOG.fingerprint(job.family, job.version),
+                reason="as told", params=job.params,
+                measurement={"median_ms": ms}, source=CATALOG.fingerprint(job.family, job.version),
             )  # fmt: skip
 
 

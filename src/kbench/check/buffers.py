@@ -37,12 +37,19 @@ class Buffers:
     """
 
     def __init__(
-        self, device: Device, family: Family, version: Version, problem: Problem, block: int, plan: Sequence[Step]
+        self,
+        device: Device,
+        family: Family,
+        version: Version,
+        problem: Problem,
+        block: int,
+        plan: Sequence[Step],
+        params: Mapping[str, int] | None = None,
     ):
         self.device = device
         self.version = version
         self.block = block
-        self.tensors = touched_tensors(family, version, problem, block, plan, device)
+        self.tensors = touched_tensors(family, version, problem, block, plan, device, params or {})
         self.by_name: dict[str, Buffer] = {}
         self.case: Case | None = None
 
@@ -145,11 +152,17 @@ def _changed(tensor: Tensor, now: Any, before: Any, first: int, count: int) -> C
 
 
 def touched_tensors(
-    family: Family, version: Version, problem: Problem, block: int, plan: Sequence[Step], device: Device
+    family: Family,
+    version: Version,
+    problem: Problem,
+    block: int,
+    plan: Sequence[Step],
+    device: Device,
+    params: Mapping[str, int],
 ) -> tuple[Tensor, ...]:
     """The tensors that a plan uses, the family's first. Raises KbenchError as `Buffers` does."""
     where = f"{family.name} version {version.number}, block {block}"
-    own = version.scratch(problem, block, device.props) if version.scratch is not None else ()
+    own = version.scratch(problem, block, device.props, **params) if version.scratch is not None else ()
     known: dict[str, Tensor] = {tensor.name: tensor for tensor in family.tensors(problem)}
     for tensor in own:
         if tensor.name in known or tensor.role != "scratch":

@@ -96,7 +96,7 @@ def disagreement(family: Family, dtype: str, xp: Any) -> str:
 
 def _is_taken(family: Family, problem: Problem) -> bool:
     """Whether any version runs at this problem: elsewhere the reference may mean nothing."""
-    return any(not family.refusal(version, problem, version.blocks[0]) for version in family.versions)
+    return any(family.taken_blocks(version, problem) for version in family.versions)
 
 
 def _same(host: Case, device: Case, name: str) -> bool:

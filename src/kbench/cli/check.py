@@ -12,7 +12,7 @@ from kbench.cli.screen import Screen
 from kbench.cli.session import Session, describe, run_rows
 from kbench.cli.table import Column
 from kbench.errors import Exit
-from kbench.grammar import parse_block_sizes, parse_sizes, parse_targets
+from kbench.grammar import parse_block_sizes, parse_params, parse_sizes, parse_targets
 from kbench.results.schema import Row
 from kbench.results.tables import by_family, determinism, percent, worst_used
 from kbench.selection import Selection
@@ -30,6 +30,7 @@ def check(
     targets: o.TargetsArgument = None,
     version: o.VersionsOption = None,
     block_sizes: o.BlocksOption = None,
+    param: o.ParamsOption = None,
     size: o.SizesOption = None,
     preset: o.PresetOption = None,
     dtype: o.DtypeOption = None,
@@ -55,6 +56,7 @@ def check(
         "check",
         block_sizes=parse_block_sizes(block_sizes) if block_sizes is not None else None,
         sizes=parse_sizes(size or []),
+        params=parse_params(param or []),
         preset=preset,
         dtype=dtype,
     )

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from kbench.cli.output import cut
 from kbench.cli.screen import Screen
 from kbench.errors import Exit
+from kbench.params import params_text
 from kbench.results.schema import Row
 
 # A bug that breaks one version breaks most of its rows in the same way: the first few tell the story.
@@ -61,7 +62,7 @@ def _kind(row: Row) -> tuple[str, str]:
 
 def _show(row: Row, screen: Screen, whole: bool) -> None:
     status = row.status.upper()
-    where = f"{row.family} version {row.version}, {row.problem}, {row.dtype}, block size {row.block}"
+    where = f"{row.family} version {row.version}, {row.problem}, {row.dtype}, block size {row.place}"
     screen.prose(f"{status} {where}", rest="  ", status=status)
     screen.prose(row.reason, "  ")
     show_details(row, screen, whole)
@@ -87,13 +88,14 @@ def show_commands(row: Row, screen: Screen, again: str, smaller: str) -> None:
 
 def show_reasons(rows: Sequence[Row], screen: Screen) -> None:
     """Below a table: why its rows did not pass, or what is to be said of them; equal reasons once."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         if text := row.reason or (row.measurement or {}).get("note", ""):
-            groups.setdefault((row.status, text), []).append(row)
-    for (status, text), mine in groups.items():
+            groups.setdefault((row.status, text, params_text(row.params)), []).append(row)
+    for (status, text, params), mine in groups.items():
         shown = "" if status == "pass" else f" {status}"
-        screen.prose(f"{_versions(mine)}{shown} at {_blocks(mine)}: {text}", rest="    ", status=shown.strip())
+        where = f"{_blocks(mine)}{f', {params}' if params else ''}"
+        screen.prose(f"{_versions(mine)}{shown} at {where}: {text}", rest="    ", status=shown.strip())
         if went_wrong(mine[0]):
             show_commands(mine[0], screen, "    again:   ", "    smaller: ")
 

@@ -12,8 +12,9 @@ from kbench.cli.screen import Screen
 from kbench.cli.table import Column
 from kbench.errors import Exit, UsageError
 from kbench.family import Problem
-from kbench.grammar import parse_block_sizes, parse_sizes, parse_targets
+from kbench.grammar import parse_block_sizes, parse_params, parse_sizes, parse_targets
 from kbench.inspect.instructions import GROUPS, group_of
+from kbench.params import params_text
 from kbench.selection import Selection
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ STEPS = {
     "SdpaBackward": "a library's attention, backward",
     "AllReduce": "a library's all-reduce",
 }
+_Pairs = tuple[tuple[str, int], ...]  # sizes or parameters, by name
 _USUAL_BLOCK = 256  # the one whose instructions are shown where each block size has a kernel of its own
 
 
@@ -49,6 +51,7 @@ def inspect(
         typer.Option("--arch", metavar="SM", help="sm_80, 86, 89, 90, 100 or 120. The version's, or sm_90."),
     ] = None,
     block_sizes: o.BlocksOption = None,
+    param: o.ParamsOption = None,
     size: o.SizesOption = None,
     preset: o.PresetOption = None,
     dtype: o.DtypeOption = None,
@@ -70,6 +73,7 @@ def inspect(
         sizes=parse_sizes(size or []),
         preset=preset,
         dtype=dtype,
+        params=parse_params(param or []),
     )
     found = _examine(selection, arch, family_dir)
     documents = [{**each.to_dict(), **({"ptx": each.ptx} if ptx else {})} for each in found]
@@ -78,7 +82,7 @@ def inspect(
         if position:
             screen.say()
         if ptx:
-            screen.say(f"// {each.family} version {each.version.number}, {each.problem}, {each.problem.dtype}")
+            screen.say(f"// {each.family} version {each.version.number}, {_problem(each)}")
             screen.say(each.ptx.rstrip() or "// no kernel: all of it is steps of libraries")
         else:
             _show(each, screen)
@@ -93,13 +97,13 @@ def _examine(selection: Selection, arch: str | None, family_dir: o.FamilyDirOpti
     if arch is not None:
         architecture_of(arch)
     catalog = load_catalog(family_dir or ())
-    subjects: dict[tuple[str, int, tuple[tuple[str, int], ...], str], list[int]] = {}
+    subjects: dict[tuple[str, int, _Pairs, str, _Pairs], list[int]] = {}
     for job in selection.jobs(catalog, "cuda"):
-        key = (job.family, job.version, tuple(job.sizes.items()), job.dtype)
+        key = (job.family, job.version, tuple(job.sizes.items()), job.dtype, tuple(job.params.items()))
         subjects.setdefault(key, []).append(job.block)
     found = [
-        examine(catalog, family, number, Problem(dict(sizes), dtype), blocks, arch)
-        for (family, number, sizes, dtype), blocks in subjects.items()
+        examine(catalog, family, number, Problem(dict(sizes), dtype), blocks, arch, dict(params))
+        for (family, number, sizes, dtype, params), blocks in subjects.items()
     ]
     if all(not each.kernels and not each.others for each in found):
         first = found[0]
@@ -115,7 +119,7 @@ def _examine(selection: Selection, arch: str | None, family_dir: o.FamilyDirOpti
 def _show(found: Inspection, screen: Screen) -> None:
     card = found.architecture
     screen.prose(f"{found.family} version {found.version.number}: {found.version.idea}", rest="  ")
-    screen.prose(f"{found.problem}, {found.problem.dtype}", "  problem  ")
+    screen.prose(_problem(found), "  problem  ")
     compiled = f"{found.arch}, {found.compiler}" if found.compiler else found.arch
     screen.prose(
         f"{compiled}; plans and waves as on {card.card}: {card.multiprocessors} multiprocessors", "  for      "
@@ -130,6 +134,10 @@ def _show(found: Inspection, screen: Screen) -> None:
         _show_kernel(found, [kernel for kernel in found.kernels if kernel.name == name], screen)
     screen.say()
     screen.prose(LEGEND if found.kernels else "no kernel to inspect: all of it is steps of libraries")
+
+
+def _problem(found: Inspection) -> str:
+    return ", ".join(filter(None, (str(found.problem), found.problem.dtype, params_text(found.params))))
 
 
 def _show_kernel(found: Inspection, rows: Sequence[Examined], screen: Screen) -> None:

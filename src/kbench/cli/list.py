@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from kbench.catalog import load_catalog
@@ -10,7 +11,7 @@ from kbench.cli import options as o
 from kbench.cli.screen import Screen
 from kbench.cli.table import Column
 from kbench.errors import Exit, KbenchError
-from kbench.family import Family, Version
+from kbench.family import Family, Param, Version
 from kbench.grammar import parse_targets
 
 EXAMPLES = ("kbench list", "kbench list attention_backward", "kbench list attention_backward:5 --json")
@@ -84,9 +85,16 @@ def _show(family: Family, versions: list[Version], screen: Screen) -> None:
 
 def _idea(version: Version) -> str:
     notes = [f"needs {rule.text}" for rule in version.rules]
+    notes += [_param(name, param) for name, param in version.params.items()]
     notes += [f"only on a GPU: {version.gpu_only}"] if version.gpu_only else []
     notes += [f"compiled for {version.arch}"] if version.arch else []
     return "; ".join([version.idea, *notes])
+
+
+def _param(name: str, param: Param) -> str:
+    """Such as "parameter PACKETS=2 of 1,2,4 (packets of a thread)": the default, and all values."""
+    meaning = f" ({param.meaning})" if param.meaning else ""
+    return f"parameter {name}={param.default} of {','.join(map(str, param.values))}{meaning}"
 
 
 def _blocks(version: Version) -> str:
@@ -121,6 +129,7 @@ def _version(version: Version) -> dict[str, Any]:
         "dtypes": list(version.dtypes),
         "block_sizes": list(version.blocks),
         "fixed": version.fixed is not None,
+        "params": {name: asdict(param) for name, param in version.params.items()},
         "rules": [rule.text for rule in version.rules],
         "needs": list(version.needs),
         "saves": list(version.saves),

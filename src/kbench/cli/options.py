@@ -171,6 +171,14 @@ BlocksOption = Annotated[
         help="32..1024 (powers of two), 32..256:32 (steps) or 32,96,768. All that a version has if left out.",
     ),
 ]
+ParamsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param",
+        metavar="NAME=VALUES",
+        help="A parameter that versions declare (see `kbench list FAMILY`): ROWS=1,2,4; once for each name.",
+    ),
+]
 SizesOption = Annotated[
     list[str] | None,
     typer.Option("--size", metavar="NAME=VALUE", help="A size, such as T=128 or T=128..1024; once for each name."),

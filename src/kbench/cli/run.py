@@ -10,7 +10,8 @@ from kbench.cli.screen import Screen
 from kbench.cli.session import NO_TIMES, Session, describe, run_rows
 from kbench.cli.table import Column
 from kbench.errors import CannotRunError, KbenchError, UsageError
-from kbench.grammar import parse_block_size, parse_sizes, parse_targets
+from kbench.grammar import parse_block_size, parse_params, parse_sizes, parse_targets
+from kbench.params import params_text
 from kbench.results.best import contest, median, winners
 from kbench.results.conditions import card_text, mode_text, second_text
 from kbench.results.schema import Row
@@ -29,6 +30,7 @@ def run(
     target: o.TargetArgument,
     version: o.VersionsOption = None,
     block_size: o.BlockOption = None,
+    param: o.ParamsOption = None,
     size: o.SizesOption = None,
     preset: o.PresetOption = None,
     dtype: o.DtypeOption = None,
@@ -55,6 +57,7 @@ def run(
         "run",
         block_sizes=[parse_block_size(block_size)] if block_size is not None else None,
         sizes=parse_sizes(size or []),
+        params=parse_params(param or []),
         preset=preset,
         dtype=dtype,
     )
@@ -101,7 +104,7 @@ def not_run(row: Row) -> KbenchError | None:
 def _report(session: Session, row: Row, screen: Screen, debug: bool) -> None:
     screen.prose(f"{row.family} version {row.version}: {row.idea}", rest="  ")
     screen.prose(describe(session.device), "  on       ")
-    screen.prose(f"{row.problem}, {row.dtype}, block size {row.block}, seed {session.seed}", "  problem  ")
+    screen.prose(f"{row.problem}, {row.dtype}, block size {row.place}, seed {session.seed}", "  problem  ")
     status = row.status if row.status == "pass" else row.status.upper()
     screen.prose(f"{status}{_check_line(session, row)}", "  check    ", status=status)
     if row.verdict and row.verdict["outputs"]:
@@ -168,6 +171,7 @@ def _ladder(session: Session, rows: Sequence[Row], screen: Screen) -> None:
         Column("ver", "right"),
         Column("idea", flexible=True),
         Column("block", "right", drop=3),
+        Column("params" if any(row.params for row in rows) else ""),
         Column("check"),
         Column(session.bound, "right", drop=1),
     ]
@@ -183,7 +187,8 @@ def _ladder(session: Session, rows: Sequence[Row], screen: Screen) -> None:
 
 
 def _rung(row: Row, best: Row | None, base: Row | None, timed: bool) -> Sequence[str]:
-    cells = [mark(row, best), str(row.version), row.idea, str(row.block), row.status, share_of_bound(row)]
+    cells = [mark(row, best), str(row.version), row.idea, str(row.block), params_text(row.params)]
+    cells += [row.status, share_of_bound(row)]
     if timed:
         ratio = f"{median(base) / median(row):.2f}x" if base is not None and row.measurement else ""
         cells += [milliseconds(median(row)) if row.measurement else "", spread(row), ratio]

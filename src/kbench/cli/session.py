@@ -16,6 +16,7 @@ from kbench.results.schema import Row
 from kbench.selection import Selection
 
 if TYPE_CHECKING:
+    from kbench.search.run import Search, Searched
     from kbench.sweep import Options
 
 # A sweep over many small tables must not say the same of each.
@@ -33,7 +34,8 @@ class Session:
     """What became of a command's rows.
 
     planned: how many rows each (family, version) was to have. stopped: what ended the command early, if anything
-    did. replaced: the options that stand in place of the families' bounds, empty without any.
+    did. replaced: the options that stand in place of the families' bounds, empty without any. searched: what came of
+    each search, if rows were searched for.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -43,6 +45,7 @@ class Session:
     planned: Counter[tuple[str, int]] = field(default_factory=Counter)
     replaced: str = ""
     stopped: KeyboardInterrupt | KbenchError | None = None
+    searched: list[Searched] = field(default_factory=list)
 
     @property
     def timed(self) -> bool:
@@ -115,10 +118,12 @@ def run_rows(
     selection: Selection,
     screen: Screen,
     record: Callable[[Session], AbstractContextManager[Recorder]] | None = None,
+    search: Search | None = None,
 ) -> Session:
     """Run what is selected, row by row, under a progress bar.
 
-    record: opens what takes the rows, once the device is known and the selection is found valid.
+    record: opens what takes the rows, once the device is known and the selection is found valid. search: chooses which
+    of them are run; None runs all.
     Raises UsageError or CannotRunError if there is not even a first row; later ones end the session early.
     """
     from kbench.sweep import Bench
@@ -127,22 +132,35 @@ def run_rows(
     # The bench closes inside: it has to see a Ctrl-C, so as not to wait for a worker that is still busy.
     with session._kept(), Bench(options, screen.note) as bench:
         jobs = bench.jobs(selection)
+        planned = search.planned(jobs) if search is not None else jobs
         session.device, session.device_kind = dict(bench.device), bench.device_kind
-        session.seed, session.planned = bench.seed, Counter((job.family, job.version) for job in jobs)
+        session.seed, session.planned = bench.seed, Counter((job.family, job.version) for job in planned)
         if bench.fallback:
             screen.note(_fallback(bench.fallback, selection, jobs))
+        if search is not None:
+            search.require_times(bench.device_kind)
         if selection.mode == "sweep" and (ceilings := bench.ceilings()) is not None:
             session.device["ceilings"] = ceilings
         if selection.mode != "check" and (timer := bench.timer()) is not None:
             session.device["timer"] = timer
-        names = [f"{job.family}:{job.version} {_sizes(job)} block {job.block}" for job in jobs]
+        names = [f"{job.family}:{job.version} {_sizes(job)} block {job.place}" for job in jobs]
+        if search is not None:
+            names = [f"{job.family}:{job.version} {_sizes(job)}: {search.strategy}" for job in planned]
         recorder: AbstractContextManager[Recorder | None] = record(session) if record else nullcontext()
         with recorder as sink, screen.progress(names) as advance:
-            for row in bench.rows(jobs):
+
+            def take(row: Row) -> None:
                 if sink is not None:
                     sink.append(row)
                 session.rows.append(row)
                 advance()
+
+            if search is not None:
+                for found in search.run(bench, jobs, take):
+                    session.searched.append(found)
+            else:
+                for row in bench.rows(jobs):
+                    take(row)
     return session
 
 

@@ -36,4 +36,4 @@ def _cells(line: Line) -> list[str]:
         return [name, "none", "", "", "", "", ""]
     rates = ["" if rate is None else rate_text(rate) for rate in (line.gbs, line.tflops)]
     near = f"{percent(line.share)} {line.ceiling}" if line.ceiling else ""
-    return [name, str(line.version), str(line.block), milliseconds(line.ms), *rates, near]
+    return [name, str(line.version), line.place, milliseconds(line.ms), *rates, near]

@@ -13,10 +13,12 @@ from kbench.cli import options as o
 from kbench.cli.failures import show_reasons
 from kbench.cli.plot import HtmlOption, require_page
 from kbench.cli.screen import Screen
+from kbench.cli.search import MaxRowsOption, StrategyOption, chosen_search, show_searched
 from kbench.cli.session import NO_TIMES, Session, describe, run_rows
 from kbench.cli.summary import show_summary
 from kbench.cli.table import Column
-from kbench.grammar import parse_block_sizes, parse_sizes, parse_targets
+from kbench.grammar import parse_block_sizes, parse_params, parse_sizes, parse_targets
+from kbench.params import params_text
 from kbench.plot.page import write_page
 from kbench.results.best import contest, load_best, median, ties, update_best, winners
 from kbench.results.conditions import mode_text
@@ -38,6 +40,7 @@ from kbench.selection import Selection
 EXAMPLES = (
     "kbench sweep attention_backward --versions 1,7-8 --block-sizes 64..256",
     "kbench sweep attention_backward:8 --size T=32,64 --block-sizes 32..128:32",
+    "kbench sweep residual_forward --param PACKETS=1,2,4 --preset small",
 )
 
 
@@ -45,6 +48,7 @@ def sweep(
     targets: o.TargetsArgument = None,
     version: o.VersionsOption = None,
     block_sizes: o.BlocksOption = None,
+    param: o.ParamsOption = None,
     size: o.SizesOption = None,
     preset: o.PresetOption = None,
     dtype: o.DtypeOption = None,
@@ -57,6 +61,8 @@ def sweep(
     full: o.FullOption = False,
     hot: o.HotOption = False,
     graph: o.GraphOption = False,
+    strategy: StrategyOption = None,
+    max_rows: MaxRowsOption = None,
     html: HtmlOption = None,
     workers: o.WorkersOption = None,
     results: o.ResultsOption = Path("results"),
@@ -70,6 +76,10 @@ def sweep(
     Failures, refusals and crashes are rows with their reason. Rows are written to the results folder as they
     come, so that a stopped sweep keeps what it has. The emulator gives verdicts, and neither times nor winners.
 
+    --strategy measures a part of the rows: those that a search strategy of Kernel Tuner asks for on its way to the
+    fastest, in each version and problem. A parameter without --param then takes all of its values, as it does with
+    --strategy brute_force.
+
     On a GPU, what the card copies and multiplies at most (its ceilings) is measured first, and kept. A sweep over
     several families ends with a summary: the best version of each problem, and how near it is to those ceilings.
     """
@@ -79,9 +89,12 @@ def sweep(
         "sweep",
         block_sizes=parse_block_sizes(block_sizes) if block_sizes is not None else None,
         sizes=parse_sizes(size or []),
+        params=parse_params(param or []),
+        whole=strategy is not None,
         preset=preset,
         dtype=dtype,
     )
+    search = chosen_search(strategy, max_rows)
     options = o.bench_options(
         device=device,
         family_dir=family_dir,
@@ -91,7 +104,7 @@ def sweep(
         time_limit=time_limit,
         workers=workers,
         debug=debug,
-        full=full,
+        full=full or search is not None,  # a search compares all rows that it asks for
         hot=hot,
         graph=graph,
     )
@@ -117,7 +130,7 @@ def sweep(
         writers.append(writer)
         return writer
 
-    session = run_rows(options, selection, screen, record)
+    session = run_rows(options, selection, screen, record, search)
     _finish(session, writers[0], screen)
     if html is not None:
         write_page(html, read_run(writers[0].path))
@@ -138,6 +151,7 @@ def _finish(session: Session, writer: RunWriter, screen: Screen) -> None:
             run=str(writer.path),
             winners=[_winner(row) for row in best.values()],
             summary=[asdict(line) for line in summary],
+            **({"searched": [asdict(found) for found in session.searched]} if session.searched else {}),
         ),
     )
     for rows in families.values():
@@ -145,6 +159,7 @@ def _finish(session: Session, writer: RunWriter, screen: Screen) -> None:
             _table(session, group, screen)
     if not session.timed:
         screen.say(f"{NO_TIMES}, so there is no winner\n")
+    show_searched(session.searched, screen)
     write_tables(writer.folder, writer.id, session.rows)
     if summary:
         write_summary(writer.folder, writer.id, summary)
@@ -158,7 +173,14 @@ def _finish(session: Session, writer: RunWriter, screen: Screen) -> None:
 
 
 def _winner(row: Row) -> dict[str, str | int]:
-    return {"family": row.family, "version": row.version, "dtype": row.dtype, "block": row.block, **row.sizes}
+    return {
+        "family": row.family,
+        "version": row.version,
+        "dtype": row.dtype,
+        "block": row.block,
+        **row.params,
+        **row.sizes,
+    }
 
 
 def _table(session: Session, rows: Sequence[Row], screen: Screen) -> None:
@@ -168,7 +190,8 @@ def _table(session: Session, rows: Sequence[Row], screen: Screen) -> None:
     screen.prose(f"on {describe(session.device)}", rest="  ")
     session.say_replaced(screen)
     screen.say()
-    columns = [Column(""), Column("ver", "right"), Column("block", "right"), Column("check")]
+    columns = [Column(""), Column("ver", "right"), Column("block", "right")]
+    columns += [Column("params" if any(row.params for row in rows) else ""), Column("check")]
     columns.append(Column(session.bound, "right", drop=1))
     if session.timed:
         columns += [Column("median ms", "right", short="ms"), Column("95% interval", drop=2)]
@@ -181,7 +204,7 @@ def _table(session: Session, rows: Sequence[Row], screen: Screen) -> None:
     for winner in best.values():
         tied = sum(ties(row, winner) for row in rows)
         also = f"; {tied} within its interval (~)" if tied else ""
-        name = f"version {winner.version} at block size {winner.block}"
+        name = f"version {winner.version} at block size {winner.place}"
         time = f"{milliseconds(median(winner))} ms ({interval(winner)})"
         screen.prose(f"* fastest: {name}, {time}{also}", rest="    ")
     if best or any(row.reason for row in rows):
@@ -189,7 +212,8 @@ def _table(session: Session, rows: Sequence[Row], screen: Screen) -> None:
 
 
 def _line(row: Row, best: Row | None, timed: bool) -> list[str]:
-    cells = [mark(row, best), str(row.version), str(row.block), row.status, share_of_bound(row)]
+    cells = [mark(row, best), str(row.version), str(row.block), params_text(row.params)]
+    cells += [row.status, share_of_bound(row)]
     if timed:
         cells += [milliseconds(median(row)) if row.measurement else "", interval(row)]
     else:

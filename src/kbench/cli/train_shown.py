@@ -114,7 +114,8 @@ def show_check(screen: Screen, run: Run) -> int:
 def document(run: Run, chosen: Chosen, outcome: Outcome) -> dict[str, Any]:
     """The JSON of a run."""
     kernels = {
-        role: {"family": p.need.family, "version": p.version, "block": p.block} for role, p in chosen.picks.items()
+        role: {"family": p.need.family, "version": p.version, "block": p.block, "params": dict(p.params)}
+        for role, p in chosen.picks.items()
     }
     return {
         "device": run.workshop.device.describe(),
@@ -145,7 +146,7 @@ def _bytes(size: int) -> str:
 
 
 def _explained(line: Line, timed: bool) -> list[str]:
-    cells = [line.slot, f"{line.family}:{line.version}", str(line.block), str(line.times)]
+    cells = [line.slot, f"{line.family}:{line.version}", line.place, str(line.times)]
     return [*cells, _ms(line.predicted_ms), _ms(line.measured_ms)] if timed else cells
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class Inspection:
 
     arch: as compiled for, "sm_90a". compiler: which and its version, "" where there was nothing to compile. kernels: by
     kernel in the order of the plan, then by block size. mixes: name expression to the counts of its PTX. others: the
-    plan's other steps, "Gemm" to how many. refused: block size to why.
+    plan's other steps, "Gemm" to how many. refused: block size to why. params: what the version declares, as compiled.
     """
 
     family: str
@@ -66,6 +66,7 @@ class Inspection:
     others: dict[str, int]
     refused: dict[int, str]
     ptx: str
+    params: dict[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -76,6 +77,7 @@ class Inspection:
             "idea": self.version.idea,
             "sizes": dict(self.problem.sizes),
             "dtype": self.problem.dtype,
+            "params": self.params,
             "arch": self.arch,
             "compiler": self.compiler,
             "card": {"name": card.card, "multiprocessors": card.multiprocessors},
@@ -87,17 +89,25 @@ class Inspection:
 
 
 def examine(
-    catalog: Catalog, name: str, number: int, problem: Problem, blocks: Sequence[int], arch: str | None
+    catalog: Catalog,
+    name: str,
+    number: int,
+    problem: Problem,
+    blocks: Sequence[int],
+    arch: str | None,
+    params: Mapping[str, int] | None = None,
 ) -> Inspection:
     """Compile a version's kernels and work out what they use.
 
-    arch: "sm_90"; None takes the one that the version needs, or the usual one. Raises UsageError for an architecture
-    that is not known or not the version's, CannotRunError without NVRTC, CompileError if the source is at fault.
+    arch: "sm_90"; None takes the one that the version needs, or the usual one. params: its defaults if left out.
+    Raises UsageError for an architecture that is not known or not the version's, CannotRunError without NVRTC,
+    CompileError if the source is at fault.
     """
     family, version = catalog[name], catalog.version(name, number)
     arch = _arch(name, version, arch)
     architecture = architecture_of(arch)
-    plans, refused = _plans(family, version, problem, blocks, architecture)
+    chosen = version.chosen(params or {})
+    plans, refused = _plans(family, version, problem, blocks, architecture, chosen)
     kernels = sorted({kernel for plan in plans.values() for kernel in kernels_of(plan)})
     infos: dict[str, KernelInfo] = {}
     ptx, compiler = Ptx("", {}), ""
@@ -124,6 +134,7 @@ def examine(
         _others(plans),
         refused,
         ptx.text,
+        chosen,
     )
 
 
@@ -138,15 +149,20 @@ def _arch(name: str, version: Version, arch: str | None) -> str:
 
 
 def _plans(
-    family: Family, version: Version, problem: Problem, blocks: Sequence[int], architecture: Architecture
+    family: Family,
+    version: Version,
+    problem: Problem,
+    blocks: Sequence[int],
+    architecture: Architecture,
+    params: Mapping[str, int],
 ) -> tuple[dict[int, tuple[Step, ...]], dict[int, str]]:
     plans, refused = {}, {}
     for block in blocks:
         try:
-            if reason := family.refusal(version, problem, block):
+            if reason := family.refusal(version, problem, block, params):
                 refused[block] = reason
             else:
-                plans[block] = checked_plan(version.plan(problem, block, architecture.props()))
+                plans[block] = checked_plan(version.plan(problem, block, architecture.props(), **params))
         except Exception as error:  # whatever a family's file raises
             path = Path(family.sources[version.number]).with_suffix(".py")
             what = f"the plan of {family.name} version {version.number} fails: {describe_fault(error, path)}"

@@ -117,7 +117,7 @@ def summary(lines: Sequence[Line], links: Mapping[tuple[str, str, str], str]) ->
         else:
             rates = [rate_text(rate) if rate else "" for rate in (line.gbs, line.tflops)]
             near = f"{percent(line.share)} {line.ceiling}" if line.ceiling else ""
-            cells += [str(line.version), str(line.block), milliseconds(line.ms), *rates, near]
+            cells += [str(line.version), html.escape(line.place), milliseconds(line.ms), *rates, near]
         rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return f'<div class="scroll"><table class="sums">{"".join(rows)}</table></div>'
 

@@ -25,7 +25,7 @@ Contest = tuple[str, str, str, str, str]
 
 _DEPTH = 5  # the length of a Contest: as many dictionaries lie above the entries
 
-# An entry is dropped only by proof of a fault in that very version and block size; a refusal is none.
+# An entry is dropped only by proof of a fault in that very version, block size and parameters; a refusal is none.
 _DISPROVED = ("fail", "crashed", "hung")
 
 
@@ -59,8 +59,9 @@ def ties(row: Row, winner: Row) -> bool:
 def merge(document: dict[str, Any], rows: Iterable[Row], run_id: str) -> int:
     """Put rows into a best.json document; returns how many entries changed.
 
-    A newer row replaces an older one of the same version if it is faster or of the same block size: the same
-    experiment repeated, and the newer answer is the truer. A row that proves a kept one wrong removes it.
+    A newer row replaces an older one of the same version if it is faster or of the same block size and parameters: the
+    same experiment repeated, and the newer answer is the truer. It also replaces a row of other source files, whose
+    version is no more. A row that proves a kept one wrong removes it.
     """
     changed = 0
     for group in _by_version(rows).values():
@@ -139,11 +140,13 @@ def _entries(document: dict[str, Any], row: Row) -> dict[str, Any]:
 def _merge_row(entries: dict[str, Any], row: Row, run_id: str) -> bool:
     key = str(row.version)
     kept = entries.get(key)
-    same_block = kept is not None and kept["row"]["block"] == row.block
+    same = kept is not None and kept["row"]["block"] == row.block and kept["row"].get("params", {}) == row.params
     if not row.may_win:
-        return same_block and entries.pop(key, None) is not None
-    # Entries of this very run compete by time alone; an older entry of the same block size is out of date.
-    stale = same_block and kept is not None and kept["run"] != run_id
+        return same and entries.pop(key, None) is not None
+    # Entries of this very run compete by time alone; an older entry of the same block size and parameters is out of
+    # date, and so is one that was measured of other files.
+    other_files = kept is not None and kept["row"].get("source", "") != row.source
+    stale = (same or other_files) and kept is not None and kept["run"] != run_id
     if kept is None or stale or median(row) < kept["row"]["measurement"]["median_ms"]:
         entries[key] = {"run": run_id, "row": row.to_dict()}
         return True

@@ -7,7 +7,8 @@ History of the schema (the first line of a run file holds its number):
 3  rows have `source`, the fingerprint of the version's files.
 4  `cache_mode` may be "graph"; measurements have `count`, `runs`, `conditions` and `second`; the device of a sweep or
    run on a GPU has `timer` (`kbench.measure.timer.Timer.facts`);
-   the device's `ceilings` may have read, write and L2 bandwidth, FMA rate, launch times, their evidence and the time.
+   the device's `ceilings` may have read, write and L2 bandwidth, FMA rate, launch times, their evidence and the time;
+   rows of versions that declare parameters have their values in `params`, which was always empty before.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from kbench.errors import Exit
+from kbench.params import place_text
 
 SCHEMA_VERSION = 4
 
@@ -51,6 +53,7 @@ class Row:
     kernels: [{"name", "grid", "block", "shared", "registers", "static_shared", "local_bytes"}] of the plan.
     overridden: --rtol/--atol replaced the bound: such a row can never win or be a baseline.
     traffic: bytes that any version has to read and write. flops: what the family counts, None where it counts none.
+    params: values of the parameters that the version declares, by name; empty where it declares none.
     source: `kbench.source.fingerprint` of the version's files, "" where an older kbench wrote the row.
     seconds: wall time that the row took, of all its parts.
     """
@@ -86,6 +89,11 @@ class Row:
     @property
     def problem(self) -> str:
         return " ".join(f"{name}={size}" for name, size in self.sizes.items())
+
+    @property
+    def place(self) -> str:
+        """Block size and parameters, for people."""
+        return place_text(self.block, self.params)
 
     @property
     def may_win(self) -> bool:

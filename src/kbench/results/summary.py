@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kbench.ceilings import Ceilings, share_of_ceiling
+from kbench.params import params_text
 from kbench.results.best import median, winners
 from kbench.results.schema import Row
 from kbench.results.tables import write_table
@@ -37,6 +38,12 @@ class Line:
     tflops: float | None = None
     share: float | None = None
     ceiling: str | None = None
+    params: str | None = None  # of the version, where it has any: "ROWS=2"
+
+    @property
+    def place(self) -> str:
+        """Block size and parameters, for people."""
+        return " ".join(filter(None, (str(self.block), self.params)))
 
 
 def summarise(rows: Iterable[Row], ceilings: Ceilings) -> list[Line]:
@@ -60,6 +67,7 @@ def _line(rows: Sequence[Row], ceilings: Ceilings) -> Line:
         tflops=best.flops / ms / 1e9 if best.flops else None,
         share=near[0] if near else None,
         ceiling=near[1] if near else None,
+        params=params_text(best.params) or None,
     )  # fmt: skip
 
 

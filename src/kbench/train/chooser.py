@@ -48,8 +48,18 @@ def parse_use(text: str, catalog: Catalog) -> Wanted:
     return Wanted(rule or "best", fixed)
 
 
+@dataclass(frozen=True)
+class Timed:
+    """Milliseconds of a version at one block size and parameters."""
+
+    block: int
+    params: Mapping[str, int]
+    ms: float
+
+
 class Times:
-    """Medians in milliseconds of proven rows, as best.json has them for one GPU: each version's best block size.
+    """Medians in milliseconds of proven rows, as best.json has them for one GPU: each version's best block size and
+    parameters.
 
     source: the fingerprint of a version's files; times of other files are none of this version.
     """
@@ -58,12 +68,12 @@ class Times:
         self._families = document.get("gpus", {}).get(device, {})
         self._source = source
 
-    def of(self, need: Need) -> dict[int, tuple[int, float]]:
-        """(block size, milliseconds) by version; empty where nothing was measured at this very problem."""
+    def of(self, need: Need) -> dict[int, Timed]:
+        """What was measured by version; empty where nothing was at this very problem."""
         entries = self._families.get(need.family, {}).get(need.dtype, {}).get("cold", {}).get(need.problem, {})
         rows = {int(number): entry["row"] for number, entry in entries.items()}
         return {
-            number: (row["block"], row["measurement"]["median_ms"])
+            number: Timed(row["block"], row.get("params", {}), row["measurement"]["median_ms"])
             for number, row in rows.items()
             if row.get("source") == self._source(need.family, number)
         }
@@ -71,16 +81,18 @@ class Times:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A version that can answer a need. ms: of one launch, None where it was not measured."""
+    """A version that can answer a need. params: a value for each that the version declares. ms: of one launch with
+    them, None where it was not measured."""
 
     need: Need
     version: Version
     block: int
     ms: float | None
+    params: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def pick(self) -> Pick:
-        return Pick(self.need, self.version.number, self.block)
+        return Pick(self.need, self.version.number, self.block, tuple(sorted(self.version.chosen(self.params).items())))
 
     @property
     def cost(self) -> float:
@@ -132,13 +144,20 @@ class Chooser:
                 if not way.pair or set(candidates[1].version.needs) <= set(candidates[0].version.saves):
                     yield Answer(slot, way, candidates)
 
-    def named(self, need: Need, family: str, number: int, block: int) -> Candidate | None:
-        """A version by its number and block size, None where it cannot answer the need."""
+    def named(
+        self, need: Need, family: str, number: int, block: int, params: Mapping[str, int] | None = None
+    ) -> Candidate | None:
+        """A version by its number, block size and parameters, None where it cannot answer the need. params: what is
+        left open, as where they were chosen before the version declared any, has its default."""
         version = next((v for v in self.eligible(need) if v.number == number), None)
-        if version is None or family != need.family or block not in version.blocks:
+        if version is None or family != need.family:
             return None
-        measured = self._times.of(need) if self._times is not None else {}
-        return Candidate(need, version, block, measured.get(number, (block, None))[1])
+        problem, chosen = Problem(need.sizes, need.dtype), version.chosen(params or {})
+        if self._catalog[family].refusal(version, problem, block, chosen):
+            return None
+        timed = (self._times.of(need) if self._times is not None else {}).get(number)
+        same = timed is not None and timed.block == block and version.chosen(timed.params) == chosen
+        return Candidate(need, version, block, timed.ms if timed is not None and same else None, chosen)
 
     def eligible(self, need: Need) -> list[Version]:
         """Versions that take a need's problem and can run here, in rising order."""
@@ -170,10 +189,11 @@ class Chooser:
         found = []
         for version in self.eligible(need):
             if version.number in measured:
-                block, ms = measured[version.number]
-                found.append(Candidate(need, version, block, ms))
+                timed = measured[version.number]
+                found.append(Candidate(need, version, timed.block, timed.ms, timed.params))
             else:
-                found.append(Candidate(need, version, usual_block(version), None))
+                blocks = self._catalog[need.family].taken_blocks(version, Problem(need.sizes, need.dtype))
+                found.append(Candidate(need, version, usual_block(blocks), None, version.defaults))
         return found
 
     def _rank(self, candidate: Candidate) -> tuple[float, int]:
@@ -200,8 +220,8 @@ class Chooser:
         if need.alias is not None and need.alias not in version.aliases:
             return f"version {version.number} does not work in place"
         problem = Problem(need.sizes, need.dtype)
-        if refusal := family.refusal(version, problem, version.blocks[0]):
-            return f"version {version.number}: {refusal}"
+        if not family.taken_blocks(version, problem):
+            return f"version {version.number}: {family.refusal(version, problem, version.blocks[0])}"
         return ""
 
     def _why_not(self, slot: Slot) -> str:
@@ -216,6 +236,6 @@ class Chooser:
         return "the versions named do not fit together: what the backward pass needs, the forward pass must save"
 
 
-def usual_block(version: Version) -> int:
-    """The block size for a version that was not measured."""
-    return min(version.blocks, key=lambda block: abs(math.log2(block / _USUAL_BLOCK)))
+def usual_block(blocks: Sequence[int]) -> int:
+    """The block size for a version that was not measured, of those that it takes."""
+    return min(blocks, key=lambda block: abs(math.log2(block / _USUAL_BLOCK)))

@@ -66,11 +66,11 @@ class Plans:
 
     def _make(self, use: Use) -> Made:
         family, version = self._catalog[use.family], self._catalog.version(use.family, use.version)
-        problem, props = use.problem, self._device.props
-        if refusal := family.refusal(version, problem, use.block):
+        problem, props, params = use.problem, self._device.props, dict(use.params)
+        if refusal := family.refusal(version, problem, use.block, params):
             raise KbenchError(f"{use.family} version {use.version} cannot be used: {refusal}")
-        plan = checked_plan(version.plan(problem, use.block, props))
-        own = version.scratch(problem, use.block, props) if version.scratch is not None else ()
+        plan = checked_plan(version.plan(problem, use.block, props, **params))
+        own = version.scratch(problem, use.block, props, **params) if version.scratch is not None else ()
         tensors = (*family.tensors(problem), *own)
         touched = set(tensors_of(plan))
         return Made(use, version, plan, tensors, tuple(tensor for tensor in tensors if tensor.name in touched))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+from kbench.params import place_text
 from kbench.train.chooser import Answer, Chooser
 from kbench.train.engine import Engine
 from kbench.train.program import Action
@@ -34,6 +35,12 @@ class Line:
     measured_ms: float | None
     other: str = ""
     other_ms: float | None = None
+    params: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """Block size and parameters, for people."""
+        return place_text(self.block, self.params)
 
 
 def explain(chosen: Chosen, measured: dict[str, float] | None, chooser: Chooser) -> list[Line]:
@@ -48,7 +55,7 @@ def explain(chosen: Chosen, measured: dict[str, float] | None, chooser: Chooser)
             lines.append(
                 Line(
                     answer.slot.name, need.family, candidate.version.number, candidate.block, need.times, predicted,
-                    found, *other,
+                    found, *other, params=dict(candidate.params),
                 )
             )  # fmt: skip
             other = ("", None)

@@ -6,24 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kbench.family import Problem, Step, Tensor
+from kbench.params import place_text
 
 
 @dataclass(frozen=True)
 class Use:
-    """One version at one problem and block size. Its plan is made once, and bound to memory wherever it is called."""
+    """One version at one problem, block size and parameters. Its plan is made once, and bound to memory wherever it is
+    called."""
 
     family: str
     version: int
     block: int
     sizes: tuple[tuple[str, int], ...]
     dtype: str
+    params: tuple[tuple[str, int], ...] = ()
 
     @property
     def problem(self) -> Problem:
         return Problem(dict(self.sizes), self.dtype)
 
     def __str__(self) -> str:
-        return f"{self.family}:{self.version} {self.problem} {self.dtype} block {self.block}"
+        place = place_text(self.block, dict(self.params))
+        return f"{self.family}:{self.version} {self.problem} {self.dtype} block {place}"
 
 
 @dataclass(frozen=True)

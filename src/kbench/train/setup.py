@@ -40,25 +40,31 @@ class Chosen:
 
     def document(self) -> dict[str, Any]:
         """For JSON; `Kernels.from_document` reads it."""
-        kernels = {role: [p.need.family, p.version, p.block] for role, p in self.picks.items()}
+        kernels = {role: [p.need.family, p.version, p.block, dict(p.params)] for role, p in self.picks.items()}
         return {"kernels": kernels, "recompute": self.shape.recompute}
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The choice of a run, as its checkpoints keep it. by_role: family, version and block size."""
+    """The choice of a run, as its checkpoints keep it. by_role: family, version, block size and parameters."""
 
-    by_role: Mapping[str, tuple[str, int, int]]
+    by_role: Mapping[str, tuple[str, int, int, Mapping[str, int]]]
     recompute: int
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Kernels | None:
         """None where the checkpoint has none that can be read."""
         try:
-            kernels = {role: (str(f), int(v), int(b)) for role, (f, v, b) in document["kernels"].items()}
-            return cls(kernels, int(document["recompute"]))
+            return cls(
+                {role: _kernel(*kernel) for role, kernel in document["kernels"].items()}, int(document["recompute"])
+            )
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
+
+
+def _kernel(family: Any, version: Any, block: Any, params: Any = None) -> tuple[str, int, int, dict[str, int]]:
+    """As a document has it; those of runs before versions had parameters have none."""
+    return str(family), int(version), int(block), {str(name): int(value) for name, value in (params or {}).items()}
 
 
 @dataclass
@@ -113,9 +119,9 @@ class Workshop:
         return chosen
 
     def _named(
-        self, shape: Shape, by_role: Mapping[str, tuple[str, int, int]], chooser: Chooser
+        self, shape: Shape, by_role: Mapping[str, tuple[str, int, int, Mapping[str, int]]], chooser: Chooser
     ) -> list[Answer] | None:
-        """Answers by family, version and block size of each role; None where one of them cannot be had."""
+        """Answers by family, version, block size and parameters of each role; None where one of them cannot be had."""
         answers = []
         for slot in slots(shape, Layout(shape.model).count):
             way = next((way for way in slot.ways if all(need.role in by_role for need in way.needs)), None)

@@ -29,17 +29,18 @@ _WITH_LOGITS = ("softmax", "crossentropy", "crossentropy_backward")
 
 @dataclass(frozen=True)
 class Pick:
-    """The version and block size that the chooser gave a need."""
+    """The version, block size and parameters that the chooser gave a need."""
 
     need: Need
     version: int
     block: int
+    params: tuple[tuple[str, int], ...] = ()
 
     def use(self, accumulate: int | None = None) -> Use:
         sizes = dict(self.need.sizes)
         if accumulate is not None:
             sizes["accumulate"] = accumulate
-        return Use(self.need.family, self.version, self.block, tuple(sizes.items()), self.need.dtype)
+        return Use(self.need.family, self.version, self.block, tuple(sizes.items()), self.need.dtype, self.params)
 
 
 # Names of the tensors that a use touches, in or out.

@@ -18,6 +18,7 @@ from kbench.catalog import Catalog
 from kbench.device.base import Device
 from kbench.device.cuda import cache
 from kbench.errors import Exit, KbenchError
+from kbench.family import Version
 from kbench.jobs import Job
 from kbench.measure.statistics import plural
 from kbench.results.best import median
@@ -134,7 +135,7 @@ class Trials:
         for use in dict.fromkeys(uses):
             if cache.load("proof", self.proof_key(use)) is None:
                 version = self.catalog.version(use.family, use.version)
-                jobs.append(Job(use.family, use.version, version.idea, dict(use.sizes), use.dtype, use.block, "prove"))
+                jobs.append(_prove(use, version.idea))
         for row in self._run(jobs, "proving the step's kernels"):
             if row.status != "pass":
                 raise Unproven(row)
@@ -151,7 +152,7 @@ class Trials:
         self.note(f"{doing}: {plural(len(jobs), 'row')}{self._expected(len(jobs))}")
         if self._bench is None:
             self._bench = self._opened.enter_context(self.open_bench())
-        with self.progress([f"{job.family}:{job.version} block {job.block}" for job in jobs]) as advance:
+        with self.progress([f"{job.family}:{job.version} block {job.place}" for job in jobs]) as advance:
             for row in self._bench.rows(jobs):
                 yield row
                 advance()
@@ -167,8 +168,8 @@ class Trials:
         return self._identity(need.family, number) | {"problem": need.problem, "dtype": need.dtype}
 
     def proof_key(self, use: Use) -> dict[str, Any]:
-        """All that a proof depends on: sources, device, compiler, libraries, problem, block size."""
-        own = {"problem": str(use.problem), "dtype": use.dtype, "block": use.block}
+        """All that a proof depends on: sources, device, compiler, libraries, problem, block size, parameters."""
+        own = {"problem": str(use.problem), "dtype": use.dtype, "block": use.block, "params": dict(use.params)}
         return self._identity(use.family, use.version) | own
 
     def _identity(self, family: str, number: int) -> dict[str, Any]:
@@ -182,7 +183,7 @@ class Unproven(KbenchError):
     """A version that was to train and was not proven; it ends in the exit status of its row."""
 
     def __init__(self, row: Row):
-        what = f"{row.family} version {row.version}, block size {row.block}, cannot train: {row.status}"
+        what = f"{row.family} version {row.version}, block size {row.place}, cannot train: {row.status}"
         super().__init__(f"{what}: {row.reason}", row.reproduce)
         # Refused and skipped rows are fine beside others; here nothing else takes their place.
         stands_for = {"refused": Exit.USAGE, "skipped": Exit.CANNOT}
@@ -206,9 +207,17 @@ def _near(rows: dict[int, list[Row]]) -> dict[int, list[int]]:
     }
 
 
-def _job(need: Need, version: Any, block: int, purpose: str) -> Job:
-    return Job(need.family, version.number, version.idea, dict(need.sizes), need.dtype, block, purpose)
+def _job(need: Need, version: Version, block: int, purpose: str) -> Job:
+    """With the version's default parameters: others are tried where a user sweeps them."""
+    sizes = dict(need.sizes)
+    return Job(need.family, version.number, version.idea, sizes, need.dtype, block, purpose, version.defaults)
+
+
+def _prove(use: Use, idea: str) -> Job:
+    return Job(use.family, use.version, idea, dict(use.sizes), use.dtype, use.block, "prove", dict(use.params))
 
 
 def _use(row: Row) -> Use:
-    return Use(row.family, row.version, row.block, tuple(row.sizes.items()), row.dtype)
+    return Use(
+        row.family, row.version, row.block, tuple(row.sizes.items()), row.dtype, tuple(sorted(row.params.items()))
+    )

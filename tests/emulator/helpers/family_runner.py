@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from kbench.check.verdict import Verdict
 from kbench.device.emulator.device import EmulatorDevice
 from kbench.errors import LibraryMissing
 from kbench.family import CheckShape, Family, Problem, Version, kernels_of
+from kbench.grammar import Target
+from kbench.jobs import Job
+from kbench.selection import Selection
 from kbench.source import Source, load_source
 
 # No right version may use more of its bound, or the bound says nothing about the next compiler or GPU.
@@ -28,7 +31,8 @@ class FamilyRunner:
     """One family on one emulator; kernels are compiled together by `compile`, else at their first use."""
 
     def __init__(self, name: str):
-        self.family: Family = load_catalog()[name]
+        self._catalog = load_catalog()
+        self.family: Family = self._catalog[name]
         self.device = EmulatorDevice()
         self._modules: dict[tuple[str, ...], Any] = {}
         self._all: Any = None
@@ -43,14 +47,23 @@ class FamilyRunner:
             usable = [b for b in blocks if not self.family.refusal(version, Problem(shape.sizes, dtype), b)]
             yield from ((version, block) for block in (usable[len(usable) // 2 :][:1] if one_block else usable))
 
-    def compile(self, dtype: str, one_block: bool = False) -> None:
-        """All kernels of the check shapes in one go."""
+    def varied(self, dtype: str) -> list[Job]:
+        """What `kbench check` tries of other values of parameters than the defaults."""
+        jobs = Selection([Target(self.family.name)], "check", dtype=dtype).jobs(self._catalog, "emulator")
+        return [job for job in jobs if job.params != self.family.by_number[job.version].defaults]
+
+    def compile(self, dtype: str, one_block: bool = False, varied: Iterable[Job] = ()) -> None:
+        """All kernels of the check shapes in one go, and those of these rows besides."""
+        props = self.device.props
         kernels = {
             kernel: None
             for shape in self.family.check_shapes
             for version, block in self.pairs(shape, dtype, one_block)
-            for kernel in kernels_of(version.plan(Problem(shape.sizes, dtype), block, self.device.props))
+            for kernel in kernels_of(version.plan(Problem(shape.sizes, dtype), block, props))
         }
+        for job in varied:
+            plan = self.family.by_number[job.version].plan(Problem(job.sizes, dtype), job.block, props, **job.params)
+            kernels |= dict.fromkeys(kernels_of(plan))
         self._all = self.device.build(self._source(), tuple(kernels)) if kernels else None
         self._held = frozenset(kernels)
 
@@ -58,17 +71,24 @@ class FamilyRunner:
         sizes = shape.sizes if isinstance(shape, CheckShape) else shape
         return make_case(self.family, Problem(sizes, dtype), seed, structured)
 
-    def prove(self, version: Version, block: int, case: Case, source: Source | None = None) -> Verdict | None:
+    def prove(
+        self,
+        version: Version,
+        block: int,
+        case: Case,
+        source: Source | None = None,
+        params: Mapping[str, int] | None = None,
+    ) -> Verdict | None:
         """The verdict; None where the plan needs a library that the emulator has not got."""
-        problem, props = case.problem, self.device.props
-        plan = version.plan(problem, block, props)
-        scratch = version.scratch(problem, block, props) if version.scratch is not None else ()
+        problem, props, chosen = case.problem, self.device.props, dict(params or {})
+        plan = version.plan(problem, block, props, **chosen)
+        scratch = version.scratch(problem, block, props, **chosen) if version.scratch is not None else ()
         try:
             module = self._module(kernels_of(plan), source)
             prepared = self.device.prepare(plan, module, (*case.tensors.values(), *scratch))
         except LibraryMissing:
             return None
-        with Buffers(self.device, self.family, version, problem, block, plan) as buffers:
+        with Buffers(self.device, self.family, version, problem, block, plan, chosen) as buffers:
             return prove(self.device, self.family, version, prepared, buffers, case)
 
     def broken(self, old: str, new: str) -> Source:
