@@ -181,7 +181,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(random_memory, "SPARE_BYTES", 0)
     monkeypatch.setattr(random_memory, "TILE", 5000)
 
-    def time_plan(device, bound, rule, mode, second):
+    def time_plan(device, bound, rule, mode, second=False):
         assert not second
         plan, _ = bound
         device.timed += plan[:1]
