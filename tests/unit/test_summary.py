@@ -59,8 +59,9 @@ def test_launches_bound_what_is_small() -> None:
     small = make_row(1, median_ms=0.005, traffic=4e6, flops=1e6, kernels=kernels)
     library = make_row(1, sizes={"N": 2}, median_ms=0.005, traffic=4e3, dtype="bf16")  # its own launches are not known
     large = make_row(1, sizes={"N": 3}, median_ms=2.0, traffic=4e6, flops=60e9, kernels=kernels)
-    found = [(pytest.approx(line.share), line.ceiling) for line in summarise([small, library, large], card)]
-    assert found == [(0.5, "launch"), (0.25, "launch"), (0.5, "fma")]
+    graph = make_row(1, sizes={"N": 4}, median_ms=0.002, traffic=4e6, kernels=kernels, cache_mode="graph")
+    found = [(pytest.approx(line.share), line.ceiling) for line in summarise([small, library, large, graph], card)]
+    assert found == [(0.5, "launch"), (0.25, "launch"), (0.5, "fma"), (0.5, "copy")]
 
 
 def test_problems_and_dtypes_are_lines_of_their_own() -> None:
