@@ -164,8 +164,8 @@ def test_metrics_that_ncu_does_not_know_are_left_out(
 def test_what_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
     text = f"echo working; sh -c 'echo $$ > {tmp_path}/child; sleep 60' & wait"
     ncu = Ncu(str(program(tmp_path / "ncu", text)), "")
-    with pytest.raises(CannotRunError, match=r"longer than 0.3 s and was ended; its last words: working; a larger"):
-        profile(ncu, spec(tmp_path), tmp_path, 0.3, cache_control="all")
+    with pytest.raises(CannotRunError, match=r"longer than 0.8 s and was ended; its last words: working; a larger"):
+        profile(ncu, spec(tmp_path), tmp_path, 0.8, cache_control="all")
     child = int((tmp_path / "child").read_text())
     for _ in range(100):
         if not alive(child):
