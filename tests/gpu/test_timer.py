@@ -141,7 +141,7 @@ def test_host_delay_does_not_change_the_figure(bench, device):
 def test_first_and_last_of_a_sequence_agree(bench, device):
     first, small, large = (bench.copy(mib << 20) for mib in (96, 1, 384))
     medians = [time_plan(device, bound).median_ms for bound in (first, small, large, first)]
-    assert medians[-1] == pytest.approx(medians[0], rel=0.02)
+    assert medians[-1] == pytest.approx(medians[0], rel=0.03)
 
 
 def test_cold_differs_from_hot_for_what_fits_into_l2(bench, device, timer):
