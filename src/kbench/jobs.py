@@ -10,7 +10,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Job:
     """One row to be. purpose: "check" proves, on patterned inputs too; "prove" proves; "time" proves, and times where
-    the device is a GPU."""
+    the device is a GPU. source: `kbench.source.fingerprint` of the version's files, "" where they cannot be read."""
 
     family: str
     version: int
@@ -19,6 +19,7 @@ class Job:
     dtype: str
     block: int
     purpose: str = "time"
+    source: str = ""
 
     def command(self, seed: int, device: str, family_dirs: Sequence[str], options: Sequence[str] = ()) -> str:
         """The command line that repeats this job on the same inputs. options: further words, such as --rtol."""

@@ -432,7 +432,10 @@ def test_json_is_one_strict_document_and_nothing_else(kbench: Runner, command: s
 def test_json_of_a_sweep_names_run_and_winners(kbench: Runner, tmp_path: Path) -> None:
     rows = [make_row(1, median_ms=2.0), make_row(2, median_ms=1.0)]
     document = json.loads(kbench(f"sweep toy --json --results {tmp_path}", rows)[1])
-    assert document["winners"] == [{"family": "toy", "version": 2, "dtype": "fp32", "block": 256, "N": 64}]
+    (winner,) = document["winners"]
+    assert winner.pop("why").startswith("version 2 is 2.00x (1.96x..2.04x) as fast as version 1 (its best: 2.000 ms")
+    assert winner == {"family": "toy", "version": 2, "dtype": "fp32", "block": 256, "N": 64}
+    assert [row["facts"]["gbs"] for row in document["rows"]] == [None, None]
     assert Path(document["run"]) == latest_run(tmp_path)
 
 

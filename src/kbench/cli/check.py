@@ -32,7 +32,7 @@ def check(
     block_sizes: o.BlocksOption = None,
     size: o.SizesOption = None,
     preset: o.PresetOption = None,
-    dtype: o.DtypeOption = None,
+    dtype: o.DtypesOption = None,
     seed: o.SeedOption = None,
     device: o.DeviceOption = "auto",
     family_dir: o.FamilyDirOption = None,

@@ -12,7 +12,7 @@ from kbench.cli.screen import Screen
 from kbench.cli.table import Column
 from kbench.errors import Exit, UsageError
 from kbench.family import Problem
-from kbench.grammar import parse_block_sizes, parse_sizes, parse_targets
+from kbench.grammar import parse_block_sizes, parse_dtype, parse_sizes, parse_targets
 from kbench.inspect.instructions import GROUPS, group_of
 from kbench.selection import Selection
 
@@ -69,7 +69,7 @@ def inspect(
         block_sizes=parse_block_sizes(block_sizes) if block_sizes is not None else None,
         sizes=parse_sizes(size or []),
         preset=preset,
-        dtype=dtype,
+        dtype=parse_dtype(dtype, "inspect"),
     )
     found = _examine(selection, arch, family_dir)
     documents = [{**each.to_dict(), **({"ptx": each.ptx} if ptx else {})} for each in found]

@@ -5,6 +5,9 @@ History of the schema (the first line of a run file holds its number):
 2  rows have `traffic` and `flops`, and their `device` is the GPU's model (it was "cuda", and is still "emulator"
    there); `verdict["judge"]` may be "cupy"; the device of a sweep on a GPU has `ceilings` (`kbench.ceilings`).
 3  rows have `source`, the fingerprint of the version's files.
+4  rows have `steps` and `touched`, their kernels `spill_bytes` and `max_threads`; `source` stands in refused and lost
+   rows too; the header has `selection` (what was swept, so that it can go on), its device `props`; a run that went on
+   has rows after a footer.
 """
 
 from __future__ import annotations
@@ -44,7 +47,10 @@ class Row:
         A failed row also has "findings" [{"kind", "text"}] and, per output, "kind", "notes", "first", "worst".
     measurement: {"median_ms", "low_ms", "high_ms" (95% interval of the median), "q1_ms", "q3_ms",
         "samples_ms": [...], "warmups": n, "overhead_ms", "note"} or None: always None on the emulator.
-    kernels: [{"name", "grid", "block", "shared", "registers", "static_shared", "local_bytes"}] of the plan.
+    kernels: [{"name", "grid", "block", "shared", "registers", "static_shared", "local_bytes", "spill_bytes",
+        "max_threads"}] of the plan.
+    steps: how many steps of each kind the plan has, such as {"Launch": 2, "Gemm": 1}; empty in older records.
+    touched: bytes of the tensors that the plan's steps name (`kbench.work.touched_bytes`).
     overridden: --rtol/--atol replaced the bound: such a row can never win or be a baseline.
     traffic: bytes that any version has to read and write. flops: what the family counts, None where it counts none.
     source: `kbench.source.fingerprint` of the version's files, "" where an older kbench wrote the row.
@@ -72,6 +78,8 @@ class Row:
     overridden: bool = False
     traffic: float | None = None
     flops: float | None = None
+    steps: dict[str, int] = field(default_factory=dict)
+    touched: float | None = None
     source: str = ""
     seconds: float = 0.0
 

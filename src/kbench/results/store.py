@@ -7,13 +7,14 @@ footer ("kind": "footer") if the run came to its end. `results/README.md` descri
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
 import secrets
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +37,11 @@ def row_key(row: Row) -> tuple[object, ...]:
     return (row.family, row.version, sizes, row.dtype, row.block, params, row.cache_mode, row.device)
 
 
+def newest(rows: Iterable[Row]) -> list[Row]:
+    """Of experiments that were repeated the last row each, in the place of the first."""
+    return list({row_key(row): row for row in rows}.values())
+
+
 def require_writable(folder: Path) -> None:
     """Prove, before any work, that results can be written below `folder`, and leave nothing behind.
 
@@ -50,14 +56,15 @@ def require_writable(folder: Path) -> None:
             with tempfile.NamedTemporaryFile(dir=existing, prefix=".kbench-"):
                 pass
         except OSError as error:
-            raise _unwritable(existing, error) from error
+            raise unwritable(existing, error) from error
 
 
 class RunWriter:
     """Writes one run file. Use it as a context manager: leaving it writes the footer.
 
     folder: the results folder. device: what Device.describe() says; its "name" becomes part of the file name.
-    Raises CannotRunError when a write fails.
+    selection: what was asked for, of a run that can go on (`kbench.results.resume`). The file is locked as long as it
+    is written. Raises CannotRunError when a write fails.
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class RunWriter:
         command: Sequence[str],
         options: Mapping[str, Any],
         kbench_version: str,
+        selection: Mapping[str, Any] | None = None,
     ) -> None:
         started = datetime.now(UTC)
         slug = _slug(str(device.get("name", "device")))
@@ -87,6 +95,7 @@ class RunWriter:
                 "command": list(command),
                 "device": dict(device),
                 "options": dict(options),
+                **({"selection": dict(selection)} if selection is not None else {}),
             }
         )
         replace_text(folder / LATEST, f"{RUNS}/{self.path.name}\n")
@@ -119,16 +128,30 @@ class RunWriter:
     def _open(self) -> TextIO:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            return self.path.open("x", encoding="utf-8")
+            file = self.path.open("x", encoding="utf-8")
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise unwritable(self.path, error) from error
+        lock(file)
+        return file
 
     def _write(self, data: Mapping[str, Any]) -> None:
         try:
             self._file.write(dumps(data) + "\n")
             self._file.flush()
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise unwritable(self.path, error) from error
+
+
+def lock(file: TextIO) -> bool:
+    """Take the lock of who writes a run file; whether it was free. The system gives it back when the file is closed,
+    also when this process is killed. Where a file system has no locks, it is free."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 @dataclass
@@ -165,6 +188,7 @@ def read_run(path: Path) -> Run:
             run.footer = data
         else:
             run.rows.append(_row(path, number, data))
+            run.footer = None  # the run went on after it
     return run
 
 
@@ -213,7 +237,7 @@ def replace_text(path: Path, text: str, hint: str = "") -> None:
             os.unlink(temporary)
             raise
     except OSError as error:
-        raise _unwritable(path, error, hint) from error
+        raise unwritable(path, error, hint) from error
 
 
 def _lines(path: Path) -> list[str]:
@@ -269,7 +293,8 @@ def _few(ids: Sequence[str]) -> str:
     return f"{newest} and {len(ids) - 3} older ones" if len(ids) > 3 else newest or "none"
 
 
-def _unwritable(path: Path, error: OSError, hint: str = "") -> CannotRunError:
+def unwritable(path: Path, error: OSError, hint: str = "") -> CannotRunError:
+    """The error of a file below the results folder that cannot be written."""
     return CannotRunError(
         f"cannot write {path}: {error.strerror or error}",
         hint or "choose another folder with --results DIR or $KBENCH_RESULTS",
