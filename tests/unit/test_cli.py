@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fakes import FakeBench, failed, make_row
+from gpu_rows import gpu_row, kernel
 from kbench.cli.app import run_command
 from kbench.errors import CannotRunError, CompileError, Exit, UsageError
 from kbench.grammar import Target
@@ -53,6 +54,17 @@ def test_run_reports_one_version(kbench: Runner) -> None:
     assert "pass, 2 launches, bitwise equal each time, judged by numpy" in out
     assert "4,096" in out and "12%" in out
     assert "0.4981 ms median, 95% interval 0.4931..0.5031, cold L2, 3 samples" in out
+
+
+def test_run_tells_what_the_kernel_takes_of_the_card(kbench: Runner) -> None:
+    row = gpu_row(6, 256, 0.01693, [kernel("layernorm_forward6<float>", 1024, 256, 40, shared=30720)], 1e6)
+    out = " ".join(kbench("run layernorm_forward:6", [row])[1].split())
+    assert "cold L2, 3 samples, 2,977 GB/s" in out
+    assert (
+        "kernel layernorm_forward6<float>: 40 registers, 30,720 bytes of shared memory, occupancy 75% (limited" in out
+    )
+    assert "1,024 blocks are" not in out, "the record does not say how many multiprocessors there are"
+    assert "kernel" not in kbench("run toy:5", [make_row(5, median_ms=1.0, steps={"Gemm": 1})])[1]
 
 
 def test_run_asks_the_bench_for_what_was_typed(kbench: Runner) -> None:

@@ -77,6 +77,7 @@ class FakeBench:
 
     def __init__(self, options: Any, note: Callable[[str], None]):
         self.options, self.note, self.seed = options, note, 7
+        type(self).took = options
         self.device_kind = self.kind
         name = "Test GPU" if self.kind == "cuda" else "emulator"
         self.device = {
@@ -91,6 +92,7 @@ class FakeBench:
 
     closed_with: Any = None
     ran: ClassVar[list[Job]] = []  # the jobs of the last command
+    took: Any = None  # its options
 
     def ceilings(self) -> dict[str, Any] | None:
         return self.card
