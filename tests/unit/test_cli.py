@@ -386,7 +386,8 @@ def test_ctrl_c_keeps_the_rows_already_measured(kbench: Runner, tmp_path: Path) 
     rows = [make_row(1, median_ms=1.0), make_row(2, median_ms=2.0), KeyboardInterrupt(), make_row(3)]
     status, out, err = kbench(f"sweep toy --results {tmp_path}", rows)
     assert status == Exit.INTERRUPTED
-    assert err == f"kbench: interrupted after 2 of 4 rows; they are kept in {latest_run(tmp_path)}\n"
+    where = f"{latest_run(tmp_path)} (`kbench sweep --resume` goes on)"
+    assert err == f"kbench: interrupted after 2 of 4 rows; they are kept in {where}\n"
     assert "* fastest: version 1" in out
     run = read_run(latest_run(tmp_path))
     assert [row.version for row in run.rows] == [1, 2]

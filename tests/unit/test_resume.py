@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from fakes import FakeBench, make_row
 from kbench.cli.app import run_command
 from kbench.errors import CannotRunError, Exit, UsageError
 from kbench.jobs import Job
+from kbench.results.best import load_best
 from kbench.results.resume import ResumedRun, mend, remainder
 from kbench.results.schema import SCHEMA_VERSION, Row
 from kbench.results.store import Run, RunWriter, latest_run, newest, read_run, row_key
@@ -156,6 +158,20 @@ def _job(of: Row) -> Job:
 
 def _run(rows: list[Row]) -> Run:
     return Run(Path("r.jsonl"), {}, rows)
+
+
+def test_rows_kept_from_before_do_not_replace_those_of_a_newer_run(kbench: Runner) -> None:
+    results = Path("results").absolute()
+
+    def kept() -> dict[str, float]:
+        versions = load_best(results)["gpus"]["Test GPU"]["toy"]["fp32"]["cold"]["N=64"]
+        return {number: entry["row"]["measurement"]["median_ms"] for number, entry in versions.items()}
+
+    old = killed(kbench, 4)
+    time.sleep(1.1)  # ids tell runs apart by the second
+    kbench("sweep toy", [row(1, 64, median_ms=9.0), row(3, 64, median_ms=9.0)])
+    kbench(f"sweep {old.stem} --resume", ROWS)
+    assert kept() == {"1": 9.0, "2": 2.0, "3": 9.0}, "version 1 was measured anew since, version 2 nowhere else"
 
 
 # ------------------------------------------------------------------------------------------ what is refused

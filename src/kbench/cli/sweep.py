@@ -21,7 +21,7 @@ from kbench.cli.sweep_shown import Layout, Shown
 from kbench.errors import UsageError
 from kbench.grammar import parse_block_sizes, parse_sizes, parse_targets
 from kbench.plot.page import write_page
-from kbench.results.best import load_best, update_best, winners
+from kbench.results.best import load_best, unsettled, update_best, winners
 from kbench.results.columns import NAMES, parse_columns, parse_order
 from kbench.results.facts import Card, facts_of
 from kbench.results.schema import Row
@@ -122,8 +122,8 @@ def sweep(
         require_writable(html.parent)
     if resume:
         require_no_others(context)
-        require_writable(results)
         again = resumption(results, targets or [], screen)
+        require_writable(again.writer.folder)
         load_best(again.writer.folder)
         with closing(again.writer):
             session = run_rows(again.options, again.selection, screen, lambda session: again.writer, again.prepare)
@@ -175,7 +175,7 @@ def _finish(session: Session, writer: RunWriter, layout: Layout, screen: Screen,
     if html is not None:
         write_page(html, read_run(writer.path))
         screen.say(f"page:    {html}")
-    return session.finish(screen, debug, kept=str(writer.path))
+    return session.finish(screen, debug, kept=f"{writer.path} (`kbench sweep --resume` goes on)")
 
 
 def _report(session: Session, writer: RunWriter, layout: Layout, screen: Screen) -> None:
@@ -204,7 +204,9 @@ def _report(session: Session, writer: RunWriter, layout: Layout, screen: Screen)
     screen.say(f"records: {writer.path}")
     screen.say(f"tables:  {writer.folder / 'tables' / writer.id}")
     if session.timed:  # also without a winner: a row may have proven a kept one wrong
-        changed = update_best(writer.folder, session.rows, writer.id)
+        kept = unsettled(load_best(writer.folder), filter(session.is_kept, session.rows), writer.id)
+        came = [row for row in session.rows if not session.is_kept(row)]
+        changed = update_best(writer.folder, [*kept, *came], writer.id)
         screen.say(f"best:    {writer.folder / 'best.json'} (changed: {changed})")
     if summary:
         show_summary(summary, card.ceilings, screen)
