@@ -1,4 +1,4 @@
-"""Rows that explain themselves, on a GPU: their figures against the driver's, and a sweep that is killed and goes on."""
+"""Rows that explain themselves, on a GPU: their figures beside the driver's, and a sweep that goes on after a kill."""
 
 from __future__ import annotations
 
