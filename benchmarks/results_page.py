@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kbench.ceilings import Ceilings
-from kbench.results.store import Run, read_run
+from kbench.results.store import Run, newest, read_run
 from kbench.results.summary import Line, summarise
 from kbench.results.tables import milliseconds, percent
 
@@ -56,10 +56,11 @@ def _section(heading: str, run: Run) -> Iterator[str]:
     yield f"## {heading}\n"
     driver = f"driver {device['driver']}, " if device.get("driver") else ""
     yield f"{device['name']}, {driver}{device['compiler']}, {run.header['started'][:10]};"
-    yield f"ceilings: {_ceilings(ceilings)}. {len(run.rows)} rows.\n"
+    rows = newest(run.rows)
+    yield f"ceilings: {_ceilings(ceilings)}. {len(rows)} rows.\n"
     yield from _table(
         ("family", "problem", "dtype", "version", "block", "ms", "GB/s", "TFLOP/s", "of ceiling"),
-        [_cells(line) for line in summarise(run.rows, ceilings) if line.version is not None],
+        [_cells(line) for line in summarise(rows, ceilings) if line.version is not None],
     )
 
 

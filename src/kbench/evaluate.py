@@ -41,6 +41,7 @@ from kbench.jobs import Job
 from kbench.results.schema import Row
 from kbench.selection import Selection, volume
 from kbench.source import Source, load_source
+from kbench.work import steps_of, touched_bytes
 
 if TYPE_CHECKING:
     from kbench.device.cuda.device import CudaDevice
@@ -101,7 +102,7 @@ class Evaluator:
             case "jobs":
                 with self.channel.limit(_PLAN_SECONDS, "loading the family files"):
                     jobs = Selection.from_dict(request["select"]).jobs(self.catalog, self.device.kind)
-                    return [asdict(job) for job in jobs]
+                    return [asdict(replace(job, source=self._fingerprint(job))) for job in jobs]
             case "announce":
                 return self.announce([Job(**job) for job in request["jobs"]])
             case "row":
@@ -166,7 +167,7 @@ class Evaluator:
         return Row(
             job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device.row_name, "pass", self.seed,
             overridden=self.tolerance is not None, reproduce=self._command(job), cache_mode=self.mode,
-            params=dict(job.params),
+            params=dict(job.params), source=self._fingerprint(job),
         )  # fmt: skip
 
     def _record(self, error: Exception, row: Row, purpose: str) -> None:
@@ -203,7 +204,7 @@ class Evaluator:
             row.status, row.reason = "refused", subject.refusal
             return None
         row.traffic, row.flops = subject.traffic, subject.flops
-        row.source = self.catalog.fingerprint(family.name, version.number)
+        row.steps, row.touched = steps_of(subject.plan), touched_bytes(subject.plan, subject.tensors)
         if version.gpu_only and self.device.kind == "emulator":
             row.status, row.reason = "skipped", f"the emulator cannot run it: {version.gpu_only}"
             return None
@@ -310,6 +311,12 @@ class Evaluator:
     def _source(self, family: Family, number: int) -> Source:
         return load_source(Path(family.sources[number]), (kernel_folder(),))
 
+    def _fingerprint(self, job: Job) -> str:
+        """Of the version's files; "" where they are at fault: its row says how."""
+        with contextlib.suppress(Exception):  # whatever a family's file raises
+            return self.catalog.fingerprint(job.family, job.version)
+        return ""
+
     def _command(self, job: Job) -> str:
         return job.command(self.seed, self.device.kind, self.family_dirs, self.repeat_options)
 
@@ -367,6 +374,8 @@ def _kernel_rows(plan: Sequence[Step], infos: Sequence[KernelInfo]) -> list[dict
                     "registers": info.registers,
                     "static_shared": info.static_shared,
                     "local_bytes": info.local_bytes,
+                    "spill_bytes": info.spill_bytes,
+                    "max_threads": info.max_threads,
                 }  # fmt: skip
             )
     return rows

@@ -164,7 +164,9 @@ class PairEvaluator(Evaluator):
 
     def _view(self, side: _Subject) -> Buffers:
         subject = _ready(side).subject
-        return Buffers(self.device, side.family, side.version, subject.problem, side.job.block, subject.plan)
+        return Buffers(
+            self.device, side.family, side.version, subject.problem, side.job.block, subject.plan, side.row.params
+        )
 
     # ------------------------------------------------------------------------------------------ times
 

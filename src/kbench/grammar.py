@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kbench.errors import UsageError
-from kbench.family import MAX_BLOCK
+from kbench.family import DTYPES, MAX_BLOCK
 
 # More values than this in one range is a slip of the keyboard: each value is a row that compiles and runs.
 MAX_VALUES = 1024
@@ -23,6 +23,7 @@ VERSIONS_FORM = "write 5, or 1,3-5"
 RANGE_FORM = "write 32..1024 for the powers of two, 32..256:32 for steps of 32, or 32,96,768"
 SIZE_FORM = "write NAME=VALUE, such as --size T=128 --size B=2, or T=128..1024"
 PARAM_FORM = "write NAME=VALUES, such as --param ROWS=1,2,4 or ROWS=1..8"
+DTYPES_FORM = f"write one or some of {','.join(DTYPES)}, or all"
 BLOCK_FORM = "give a multiple of 32 from 32 to 1024, such as 256"
 
 
@@ -105,6 +106,25 @@ def _parse_settings(settings: Sequence[str], what: str, form: str) -> dict[str, 
             raise UsageError(f"cannot read {what} {setting!r}", f"one --{what} for each name: {form}")
         found.setdefault(name, set()).update(parse_range(text, f"{what} {name}"))
     return {name: sorted(values) for name, values in found.items()}
+
+
+def parse_dtypes(text: str) -> tuple[str, ...] | None:
+    """dtypes from "bf16" or "fp32,bf16", each once, in the order given; None for "all". Raises UsageError."""
+    names = tuple(dict.fromkeys(_parts(text, "--dtype", DTYPES_FORM)))
+    if names == ("all",):
+        return None
+    if unknown := [name for name in names if name not in DTYPES]:
+        if unknown == ["all"]:
+            raise UsageError(f"--dtype {text!r} names all dtypes and some beside them", DTYPES_FORM)
+        raise UsageError(f"unknown dtype {unknown[0]!r}", f"dtypes: {', '.join(DTYPES)}")
+    return names
+
+
+def parse_dtype(text: str | None, command: str) -> str | None:
+    """The dtype of a command that takes one only. Raises UsageError for several; unknown ones are left to others."""
+    if text is not None and ("," in text or text.strip() == "all"):
+        raise UsageError(f"{command} takes one dtype, not {text!r}", "sweep and check take lists and all")
+    return text
 
 
 def parse_block_sizes(text: str) -> list[int]:

@@ -12,7 +12,7 @@ from kbench.params import place_text
 @dataclass(frozen=True)
 class Job:
     """One row to be. purpose: "check" proves, on patterned inputs too; "prove" proves; "time" proves, and times where
-    the device is a GPU."""
+    the device is a GPU. source: `kbench.source.fingerprint` of the version's files, "" where they cannot be read."""
 
     family: str
     version: int
@@ -22,6 +22,7 @@ class Job:
     block: int
     purpose: str = "time"
     params: dict[str, int] = field(default_factory=dict)
+    source: str = ""
 
     @property
     def place(self) -> str:

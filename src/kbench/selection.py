@@ -11,8 +11,8 @@ from typing import Any
 
 from kbench.catalog import Catalog
 from kbench.errors import UsageError
-from kbench.family import DTYPES, Family, Problem, Version
-from kbench.grammar import Target
+from kbench.family import Family, Problem, Version
+from kbench.grammar import Target, parse_dtype, parse_dtypes
 from kbench.jobs import Job
 from kbench.params import combinations, one_at_a_time, require_declared
 
@@ -23,8 +23,9 @@ _USUAL_BLOCK = 256
 @dataclass(frozen=True)
 class Selection:
     """What a command asks for. targets: none at all means every family. mode: "run", "check" or "sweep".
-    block_sizes, preset, dtype: None where the user left it open. params: values of versions' parameters by name.
-    whole: a parameter that is left open takes all of its values, not the default alone."""
+    block_sizes, preset, dtype: None where the user left it open. dtype: as typed; of check and sweep also several,
+    "fp32,bf16", or "all" that a family has. params: values of versions' parameters by name. whole: a parameter that is
+    left open takes all of its values, not the default alone."""
 
     targets: Sequence[Target]
     mode: str
@@ -46,8 +47,9 @@ class Selection:
         Raises UsageError for names that do not exist, and for sizes that break a rule of the family.
         """
         purpose = "check" if self.mode == "check" else "time"
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise UsageError(f"unknown dtype {self.dtype!r}", f"dtypes: {', '.join(DTYPES)}")
+        if self.mode == "run":
+            parse_dtype(self.dtype, "run")
+        asked = parse_dtypes(self.dtype) if self.dtype is not None else None
         if not self.targets and self.preset is not None and not _anybody_has(catalog, self.preset):
             raise UsageError(f"no family has a preset {self.preset!r}", "`kbench list FAMILY` names a family's presets")
         self._require_declared(catalog)
@@ -59,32 +61,51 @@ class Selection:
                 if len(self.targets) == 1:
                     raise
                 # One of several: its row, which cannot be evaluated either, says what is wrong; the others go on.
-                yield Job(name, 0, "", {}, self.dtype or "fp32", 0, purpose)
+                yield Job(name, 0, "", {}, asked[0] if asked else "fp32", 0, purpose)
                 continue
             if not self.targets and self.preset is not None and self.preset not in family.presets:
                 continue  # of all families, those that have the preset
             versions = [catalog.version(name, number) for number in target.versions or family.by_number]
-            if self.dtype is not None and self.dtype not in family.dtypes and len(self.targets) != 1:
-                # One of several: a refused row per version says so, and the other families go on.
-                sizes = self._shapes(family, family.dtypes[0], device_kind)[0].sizes
-                for version in versions:
-                    yield Job(name, version.number, version.idea, dict(sizes), self.dtype, version.blocks[0], purpose)
-                continue
-            dtype = self.dtype if self.dtype is not None else _common_dtype(family, versions, device_kind)
-            if dtype not in family.dtypes:
-                raise UsageError(f"{name} has no dtype {dtype!r}", f"it has {', '.join(family.dtypes)}")
-            shapes = self._shapes(family, dtype, device_kind)
-            varied = {v.number: self._varied(family, v, shapes, dtype) for v in versions if v.params}
-            for shape in shapes:
-                for version in versions:
-                    if shape.versions is not None and version.number not in shape.versions:
-                        continue
-                    choices = combinations(version.params, self.params, self.whole)
-                    if shape in varied.get(version.number, ()):
-                        choices += one_at_a_time(version.params)
-                    for block, params in itertools.product(self._blocks(version, shape), choices):
-                        sizes = dict(shape.sizes)
-                        yield Job(name, version.number, version.idea, sizes, dtype, block, purpose, params)
+            for dtype in self._dtypes(family, versions, asked, device_kind):
+                yield from self._jobs_in(family, versions, dtype, device_kind, purpose)
+
+    def _jobs_in(
+        self, family: Family, versions: Sequence[Version], dtype: str, device_kind: str, purpose: str
+    ) -> Iterator[Job]:
+        """The rows of one family in one dtype."""
+        name = family.name
+        if dtype not in family.dtypes:
+            # One of several: a refused row per version says so, and the other families go on.
+            sizes = dict(self._shapes(family, family.dtypes[0], device_kind)[0].sizes)
+            for version in versions:
+                params = version.chosen({})
+                yield Job(name, version.number, version.idea, sizes, dtype, version.blocks[0], purpose, params)
+            return
+        shapes = self._shapes(family, dtype, device_kind)
+        varied = {v.number: self._varied(family, v, shapes, dtype) for v in versions if v.params}
+        for shape in shapes:
+            for version in versions:
+                if shape.versions is not None and version.number not in shape.versions:
+                    continue
+                choices = combinations(version.params, self.params, self.whole)
+                if shape in varied.get(version.number, ()):
+                    choices += one_at_a_time(version.params)
+                for block, params in itertools.product(self._blocks(version, shape), choices):
+                    sizes = dict(shape.sizes)
+                    yield Job(name, version.number, version.idea, sizes, dtype, block, purpose, params)
+
+    def _dtypes(
+        self, family: Family, versions: Sequence[Version], asked: Sequence[str] | None, device_kind: str
+    ) -> Sequence[str]:
+        """The dtypes that a family runs in. Raises UsageError for one that it lacks where no other family is named."""
+        if self.dtype is None:
+            return [_common_dtype(family, versions, device_kind)]
+        if asked is None:  # all
+            return family.dtypes
+        lacking = [dtype for dtype in asked if dtype not in family.dtypes]
+        if lacking and len(self.targets) == 1:
+            raise UsageError(f"{family.name} has no dtype {lacking[0]!r}", f"it has {', '.join(family.dtypes)}")
+        return asked
 
     def _require_declared(self, catalog: Catalog) -> None:
         """Raises UsageError for a parameter that none of the chosen versions has."""

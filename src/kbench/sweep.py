@@ -110,12 +110,15 @@ class Bench:
         self._note(f"{failed}: {why}")
         return None
 
-    def rows(self, jobs: Sequence[Job]) -> Iterator[Row]:
-        """Run the jobs, one row each. A version's failure is its row, never an exception."""
+    def rows(self, jobs: Sequence[Job], earlier: Sequence[Row] = ()) -> Iterator[Row]:
+        """Run the jobs, one row each. A version's failure is its row, never an exception.
+
+        earlier: rows of the same run that an earlier process measured.
+        """
         self._announce(jobs)
-        slow: set[tuple[str, int, str, str]] = set()
+        slow = {_slowness(row) for row in earlier if _is_slow(row)}
         for position, job in enumerate(jobs):
-            key = (job.family, job.version, str(job.sizes), str(job.params))
+            key = _slowness(job)
             if key in slow and not self.options.full:
                 job = replace(job, purpose="prove")
             row = self._row(job)
@@ -123,7 +126,7 @@ class Bench:
                 self._announce(jobs[position + 1 :])
             if key in slow and row.status == "pass" and not self.options.full:
                 row.reason = "slow: timed at one block size only (--full times all)"
-            if row.measurement is not None and row.measurement["median_ms"] > SLOW_MS:
+            if _is_slow(row):
                 slow.add(key)
             yield row
 
@@ -154,8 +157,9 @@ class Bench:
     def _lost_row(self, job: Job, fault: KernelFault) -> Row:
         return Row(
             job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device_name, fault.row_status,
-            self.seed, reason=str(fault), details=["the worker process was replaced"],
+            self.seed, reason=str(fault), details=["the worker process was replaced"], source=job.source,
             reproduce=job.command(self.seed, self.device_kind, *self._repeat_options()), params=job.params,
+            cache_mode=self.options.mode,
         )  # fmt: skip
 
     def _repeat_options(self) -> tuple[list[str], list[str]]:
@@ -185,3 +189,12 @@ class Bench:
             "seed": self.seed, "rtol": options.rtol, "atol": options.atol, "time_limit": options.time_limit,
             "workers": options.workers, "mode": options.mode, "repeat_options": self._repeat_options()[1],
         }  # fmt: skip
+
+
+def _slowness(what: Row | Job) -> tuple[str, int, str, str, str]:
+    """The rows of which only one is timed where that one is slow: they differ in block size alone."""
+    return what.family, what.version, str(what.sizes), what.dtype, str(what.params)
+
+
+def _is_slow(row: Row) -> bool:
+    return row.measurement is not None and bool(row.measurement["median_ms"] > SLOW_MS)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fakes import FakeBench, failed, make_row
+from gpu_rows import gpu_row, kernel
 from kbench.cli.app import run_command
 from kbench.errors import CannotRunError, CompileError, Exit, UsageError
 from kbench.grammar import Target
@@ -53,6 +54,17 @@ def test_run_reports_one_version(kbench: Runner) -> None:
     assert "pass, 2 launches, bitwise equal each time, judged by numpy" in out
     assert "4,096" in out and "12%" in out
     assert "0.4981 ms median, 95% interval 0.4931..0.5031, cold L2, 3 samples" in out
+
+
+def test_run_tells_what_the_kernel_takes_of_the_card(kbench: Runner) -> None:
+    row = gpu_row(6, 256, 0.01693, [kernel("layernorm_forward6<float>", 1024, 256, 40, shared=30720)], 1e6)
+    out = " ".join(kbench("run layernorm_forward:6", [row])[1].split())
+    assert "cold L2, 3 samples, 2,977 GB/s" in out
+    assert (
+        "kernel layernorm_forward6<float>: 40 registers, 30,720 bytes of shared memory, occupancy 75% (limited" in out
+    )
+    assert "1,024 blocks are" not in out, "the record does not say how many multiprocessors there are"
+    assert "kernel" not in kbench("run toy:5", [make_row(5, median_ms=1.0, steps={"Gemm": 1})])[1]
 
 
 def test_run_asks_the_bench_for_what_was_typed(kbench: Runner) -> None:
@@ -386,7 +398,8 @@ def test_ctrl_c_keeps_the_rows_already_measured(kbench: Runner, tmp_path: Path) 
     rows = [make_row(1, median_ms=1.0), make_row(2, median_ms=2.0), KeyboardInterrupt(), make_row(3)]
     status, out, err = kbench(f"sweep toy --results {tmp_path}", rows)
     assert status == Exit.INTERRUPTED
-    assert err == f"kbench: interrupted after 2 of 4 rows; they are kept in {latest_run(tmp_path)}\n"
+    where = f"{latest_run(tmp_path)} (`kbench sweep --resume` goes on)"
+    assert err == f"kbench: interrupted after 2 of 4 rows; they are kept in {where}\n"
     assert "* fastest: version 1" in out
     run = read_run(latest_run(tmp_path))
     assert [row.version for row in run.rows] == [1, 2]
@@ -444,7 +457,10 @@ def test_json_is_one_strict_document_and_nothing_else(kbench: Runner, command: s
 def test_json_of_a_sweep_names_run_and_winners(kbench: Runner, tmp_path: Path) -> None:
     rows = [make_row(1, median_ms=2.0), make_row(2, median_ms=1.0)]
     document = json.loads(kbench(f"sweep toy --json --results {tmp_path}", rows)[1])
-    assert document["winners"] == [{"family": "toy", "version": 2, "dtype": "fp32", "block": 256, "N": 64}]
+    (winner,) = document["winners"]
+    assert winner.pop("why").startswith("version 2 is 2.00x (1.96x..2.04x) as fast as version 1 (its best: 2.000 ms")
+    assert winner == {"family": "toy", "version": 2, "dtype": "fp32", "block": 256, "N": 64}
+    assert [row["facts"]["gbs"] for row in document["rows"]] == [None, None]
     assert Path(document["run"]) == latest_run(tmp_path)
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from kbench.errors import CannotRunError, KernelFault
+from kbench.inspect.architectures import architecture_of
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
 
@@ -75,11 +76,12 @@ def test_a_description_names_the_libraries_that_are_installed(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "cudnn", SimpleNamespace(backend_version_string=lambda: "9.13.0"))
     monkeypatch.setattr(versions, "load_nccl", lambda: SimpleNamespace(get_version=lambda: 22707))
     device = object.__new__(CudaDevice)
-    device.xp, device.props = cupy, SimpleNamespace(name="Test GPU", arch="sm_90")
+    device.xp, device.props = cupy, architecture_of("sm_90").props()
     device._runtime = SimpleNamespace(runtimeGetVersion=lambda: 13000, driverGetVersion=lambda: 13000)
     facts = device.describe()
     assert (facts["cublaslt"], facts["cudnn"], facts["nccl"]) == (130000, "9.13.0", 22707)
-    assert device.row_name == facts["name"] == "Test GPU"
+    assert device.row_name == facts["name"] == "H100 SXM"
+    assert facts["props"]["multiprocessors"] == 132
     monkeypatch.setitem(sys.modules, "nvmath.bindings", None)
     monkeypatch.setitem(sys.modules, "cudnn", SimpleNamespace(backend_version_string=no_symbol))
     monkeypatch.setattr(versions, "load_nccl", missing)

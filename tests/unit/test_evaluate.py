@@ -15,6 +15,7 @@ from check_fakes import COUNT, PLAN, FakeDevice, doubling_family
 from check_fakes import double as right
 from kbench import evaluate
 from kbench.check import judge, memory
+from kbench.device.base import KernelInfo
 from kbench.errors import CompileError
 from kbench.evaluate import Evaluator
 from kbench.jobs import Job
@@ -39,7 +40,7 @@ class Card(FakeDevice):
     def prepare(self, plan, module, tensors):
         self.on_prepare()
         prepared = super().prepare(plan, module, tensors)
-        prepared.infos = (SimpleNamespace(name="double", registers=8, static_shared=0, local_bytes=0),)
+        prepared.infos = (KernelInfo("double", registers=8, static_shared=0, local_bytes=0),)
         prepared.notes = self.notes
         return prepared
 

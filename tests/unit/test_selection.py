@@ -73,3 +73,20 @@ def test_large_presets_move_a_gib_in_the_dtype_that_the_family_takes_by_itself()
         if "large" in family.presets:
             traffic = family.least_traffic(Problem(family.presets["large"], family.dtypes[0]))
             assert traffic >= 2**30, f"{family.name}: {traffic:,.0f} bytes"
+
+
+def test_several_dtypes_are_one_table_after_the_other():
+    found = jobs(Target("gelu_forward", (1,)), mode="sweep", dtype="fp32,bf16", block_sizes=[64, 128])
+    assert [(job.dtype, job.block) for job in found] == [("fp32", 64), ("fp32", 128), ("bf16", 64), ("bf16", 128)]
+    every = {job.dtype for job in jobs(Target("gelu_forward"), mode="sweep", dtype="all")}
+    assert (
+        every == {job.dtype for job in jobs(Target("gelu_forward"), dtype="all")} == set(CATALOG["gelu_forward"].dtypes)
+    )
+    several = jobs(Target("gelu_forward"), Target("trimat_forward"), mode="sweep", dtype="tf32,bf16")
+    assert {job.dtype for job in several if job.family == "gelu_forward"} == {"tf32", "bf16"}, (
+        "rows say what is refused"
+    )
+    with pytest.raises(UsageError, match="gelu_forward has no dtype 'tf32'"):
+        jobs(Target("gelu_forward"), mode="sweep", dtype="bf16,tf32")
+    with pytest.raises(UsageError, match="run takes one dtype, not 'fp32,bf16'; sweep and check take lists and all"):
+        jobs(Target("gelu_forward"), mode="run", dtype="fp32,bf16")

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from fakes import failed, make_row, measured
+from gpu_rows import CEILINGS, DEVICE, kernel
 from kbench.errors import UsageError
 from kbench.results import tables
 from kbench.results.best import contest, load_best, merge, ties, update_best, winners
+from kbench.results.facts import Card
 from kbench.results.schema import Row
 
 
@@ -82,12 +84,16 @@ def test_ties_are_rows_whose_interval_reaches_the_winners() -> None:
 def test_csv_and_markdown_of_a_run(tmp_path: Path) -> None:
     rows = [
         make_row(
-            1, median_ms=2.5, kernels=[{"name": "k", "registers": 40, "shared": 0}, {"name": "l", "registers": 64}]
+            1,
+            median_ms=2.5,
+            traffic=5e9,
+            steps={"Launch": 2},
+            kernels=[kernel("k", 8, 128, 40), kernel("l", 1056, 256, 64, shared=512)],
         ),
         failed(2, reason="a | b"),
         make_row(1, family="other", sizes={"M": 3}),
     ]
-    written = tables.write_tables(tmp_path, "ID", rows)
+    written = tables.write_tables(tmp_path, "ID", rows, Card.of({**DEVICE, "ceilings": CEILINGS.to_dict()}))
     assert [path.relative_to(tmp_path / "tables" / "ID").name for path in written] == [
         "toy.csv",
         "toy.md",
@@ -98,7 +104,12 @@ def test_csv_and_markdown_of_a_run(tmp_path: Path) -> None:
         first, second = csv.DictReader(file)
     assert (first["N"], first["block"], first["status"], first["mark"]) == ("64", "256", "pass", "*")
     assert float(first["median_ms"]) == 2.5
-    assert float(first["registers"]) == 64
+    names = ("kernel", "registers", "dynamic_shared", "grid", "occupancy", "limiter", "waves", "tail", "launches")
+    # Of the kernel with the most threads; 64 registers of 256 threads are four blocks a multiprocessor.
+    assert [first[name] for name in names] == ["l", "64", "512", "1056", "0.5", "registers", "2.0", "1.0", "2"]
+    assert (float(first["gbs"]), first["ceiling"]) == (2000.0, "copy")
+    assert float(first["share"]) == pytest.approx(2000 / 4250)
+    assert second["registers"] == second["gbs"] == second["waves"] == ""
     assert (second["status"], second["reason"], second["median_ms"]) == ("fail", "a | b", "")
     lines = written[1].read_text().splitlines()
     assert len(lines) == 4

@@ -33,7 +33,7 @@ def check(
     param: o.ParamsOption = None,
     size: o.SizesOption = None,
     preset: o.PresetOption = None,
-    dtype: o.DtypeOption = None,
+    dtype: o.DtypesOption = None,
     seed: o.SeedOption = None,
     device: o.DeviceOption = "auto",
     family_dir: o.FamilyDirOption = None,

@@ -14,7 +14,7 @@ from kbench.cli.compare_shown import NOTHING_COMPARED, Shown, show
 from kbench.cli.run import not_run
 from kbench.cli.screen import Screen
 from kbench.errors import Exit, UsageError, worst
-from kbench.grammar import parse_sizes
+from kbench.grammar import parse_dtype, parse_sizes
 from kbench.measure.ab_statistics import Rule
 from kbench.results.compared import write_comparison
 from kbench.results.store import require_writable
@@ -158,7 +158,7 @@ def compare(
     screen = Screen(json)
     pair = parse_sides(sides, family, version, block_sizes)
     rule = Rule(confidence, least, resolution or least / 2 or Rule.resolution, budget_s=budget)
-    select = Selection([], "run", sizes=parse_sizes(size or []), preset=preset, dtype=dtype)
+    select = Selection([], "run", sizes=parse_sizes(size or []), preset=preset, dtype=parse_dtype(dtype, "compare"))
     options = o.bench_options(
         device=device,
         family_dir=family_dir,

@@ -12,7 +12,7 @@ from kbench.cli.screen import Screen
 from kbench.cli.table import Column
 from kbench.errors import Exit, UsageError
 from kbench.family import Problem
-from kbench.grammar import parse_block_sizes, parse_params, parse_sizes, parse_targets
+from kbench.grammar import parse_block_sizes, parse_dtype, parse_params, parse_sizes, parse_targets
 from kbench.inspect.instructions import GROUPS, group_of
 from kbench.params import params_text
 from kbench.selection import Selection
@@ -72,7 +72,7 @@ def inspect(
         block_sizes=parse_block_sizes(block_sizes) if block_sizes is not None else None,
         sizes=parse_sizes(size or []),
         preset=preset,
-        dtype=dtype,
+        dtype=parse_dtype(dtype, "inspect"),
         params=parse_params(param or []),
     )
     found = _examine(selection, arch, family_dir)

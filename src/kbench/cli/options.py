@@ -201,6 +201,16 @@ DtypeOption = Annotated[
         autocompletion=complete_dtype,
     ),
 ]
+DtypesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        "--dtypes",
+        metavar="LIST",
+        help="bf16, or fp32,bf16, or all of a family's. Left out: its first that all chosen versions take.",
+        autocompletion=complete_dtype,
+    ),
+]
 SeedOption = Annotated[
     int | None,
     typer.Option("--seed", metavar="N", parser=_seed, help="Fixes the inputs. Random, and shown, if left out."),

@@ -18,7 +18,7 @@ from kbench.cli.run import not_run
 from kbench.cli.screen import Screen
 from kbench.cli.session import Session, run_rows
 from kbench.errors import CannotRunError, Exit, UsageError
-from kbench.grammar import parse_block_size, parse_sizes, parse_targets
+from kbench.grammar import parse_block_size, parse_dtype, parse_sizes, parse_targets
 from kbench.jobs import Job
 from kbench.selection import Selection
 
@@ -123,7 +123,9 @@ def _selection(
     if several := next((name for name, values in sizes.items() if len(values) != 1), None):
         raise UsageError(f"a profile is of one problem, and --size {several} has several values", "name one")
     blocks = [parse_block_size(block_size)] if block_size is not None else None
-    return Selection(targets, "run", block_sizes=blocks, sizes=sizes, preset=preset, dtype=dtype)
+    return Selection(
+        targets, "run", block_sizes=blocks, sizes=sizes, preset=preset, dtype=parse_dtype(dtype, "profile")
+    )
 
 
 def _not_profiled(session: Session, screen: Screen, debug: bool) -> int:

@@ -14,8 +14,19 @@ from kbench.grammar import parse_block_size, parse_params, parse_sizes, parse_ta
 from kbench.params import params_text
 from kbench.results.best import contest, median, winners
 from kbench.results.conditions import card_text, mode_text, second_text
+from kbench.results.facts import Card, facts_of
 from kbench.results.schema import Row
-from kbench.results.tables import by_problem, determinism, interval, mark, milliseconds, percent, share_of_bound, spread
+from kbench.results.summary import rate_text
+from kbench.results.tables import (
+    by_problem,
+    determinism,
+    interval,
+    mark,
+    milliseconds,
+    percent,
+    share_of_bound,
+    spread,
+)
 from kbench.selection import Selection
 
 EXAMPLES = (
@@ -118,6 +129,8 @@ def _report(session: Session, row: Row, screen: Screen, debug: bool) -> None:
                 screen.prose(text, title)
     elif row.status == "pass":
         screen.prose(NO_TIMES if not session.timed else row.reason or "not taken", "  time     ")
+    if row.measurement and (line := _kernel_line(session, row)):
+        screen.prose(line, "  kernel   ")
     show_details(row, screen, debug, " " * 11)  # below the text of the check
     if row.status != "pass":
         show_commands(row, screen, "  again    ", "  smaller  ")
@@ -146,7 +159,24 @@ def _time_line(row: Row) -> str:
     taken = row.measurement or {}
     line = f"{milliseconds(median(row))} ms median, 95% interval {interval(row)}"
     line += f", {mode_text(row)}, {taken.get('count') or len(taken.get('samples_ms', ()))} samples"
+    if row.traffic:
+        line += f", {rate_text(row.traffic / median(row) / 1e6)} GB/s"
     return f"{line}; {taken['note']}" if taken.get("note") else line
+
+
+def _kernel_line(session: Session, row: Row) -> str:
+    """What the kernel with the most threads takes of the card, and how it fills it; "" for a library's steps."""
+    facts = facts_of(row, Card.of(session.device))
+    if facts.kernel is None or facts.occupancy is None:
+        return ""
+    shared = (facts.static_shared or 0) + (facts.dynamic_shared or 0)
+    parts = [f"{facts.kernel}: {facts.registers} registers"]
+    parts += [f"{facts.spill_bytes} bytes spilled"] if facts.spill_bytes else []
+    parts += [f"{shared:,} bytes of shared memory"] if shared else []
+    parts.append(f"occupancy {percent(facts.occupancy)} (limited by {facts.limiter})")
+    if facts.waves is not None:
+        parts.append(f"{facts.grid:,} blocks are {facts.waves:.2f} waves")
+    return ", ".join(parts)
 
 
 def _ladders(session: Session, screen: Screen) -> None:

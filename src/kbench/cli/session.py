@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kbench.cli.output import report_error
@@ -17,7 +18,7 @@ from kbench.selection import Selection
 
 if TYPE_CHECKING:
     from kbench.search.run import Search, Searched
-    from kbench.sweep import Options
+    from kbench.sweep import Bench, Options
 
 # A sweep over many small tables must not say the same of each.
 NO_TIMES = "no times: the emulator is not a GPU"
@@ -35,7 +36,8 @@ class Session:
 
     planned: how many rows each (family, version) was to have. stopped: what ended the command early, if anything
     did. replaced: the options that stand in place of the families' bounds, empty without any. searched: what came of
-    each search, if rows were searched for.
+    each search, if rows were searched for. kept: those of `rows` that an earlier part of the run had, by identity: two
+    rows may be equal.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -46,6 +48,7 @@ class Session:
     replaced: str = ""
     stopped: KeyboardInterrupt | KbenchError | None = None
     searched: list[Searched] = field(default_factory=list)
+    kept: set[int] = field(default_factory=set)
 
     @property
     def timed(self) -> bool:
@@ -99,11 +102,18 @@ class Session:
             "exit_status": int(self.exit_status),
             **({"error": str(self.stopped)} if isinstance(self.stopped, KbenchError) else {}),
             **more,
-            "rows": [row.to_dict() for row in self.rows],
+            "rows": [self._row(row) for row in self.rows],
         }
 
+    def is_kept(self, row: Row) -> bool:
+        """Whether an earlier part of the run had this row."""
+        return id(row) in self.kept
+
+    def _row(self, row: Row) -> dict[str, Any]:
+        return {**row.to_dict(), "kept": self.is_kept(row)} if self.kept else row.to_dict()
+
     @contextmanager
-    def _kept(self) -> Iterator[None]:
+    def _stopping(self) -> Iterator[None]:
         try:
             yield
         except (KeyboardInterrupt, KbenchError) as error:
@@ -119,18 +129,20 @@ def run_rows(
     screen: Screen,
     record: Callable[[Session], AbstractContextManager[Recorder]] | None = None,
     search: Search | None = None,
+    earlier: Callable[[Session, Sequence[Job]], Mapping[int, Row]] | None = None,
 ) -> Session:
     """Run what is selected, row by row, under a progress bar.
 
     record: opens what takes the rows, once the device is known and the selection is found valid. search: chooses which
-    of them are run; None runs all.
+    of them are run; None runs all. earlier: the rows that are there already, by the positions of their jobs, and the
+    device's record as it was then; not of a search.
     Raises UsageError or CannotRunError if there is not even a first row; later ones end the session early.
     """
     from kbench.sweep import Bench
 
     session = Session(replaced=_replaced(options))
     # The bench closes inside: it has to see a Ctrl-C, so as not to wait for a worker that is still busy.
-    with session._kept(), Bench(options, screen.note) as bench:
+    with session._stopping(), Bench(options, screen.note) as bench:
         jobs = bench.jobs(selection)
         planned = search.planned(jobs) if search is not None else jobs
         session.device, session.device_kind = dict(bench.device), bench.device_kind
@@ -139,29 +151,76 @@ def run_rows(
             screen.note(_fallback(bench.fallback, selection, jobs))
         if search is not None:
             search.require_times(bench.device_kind)
-        if selection.mode == "sweep" and (ceilings := bench.ceilings()) is not None:
-            session.device["ceilings"] = ceilings
-        if selection.mode != "check" and (timer := bench.timer()) is not None:
-            session.device["timer"] = timer
-        names = [f"{job.family}:{job.version} {_sizes(job)} block {job.place}" for job in jobs]
-        if search is not None:
-            names = [f"{job.family}:{job.version} {_sizes(job)}: {search.strategy}" for job in planned]
+        kept = earlier(session, jobs) if earlier else {}
+        session.kept = {id(row) for row in kept.values()}
+        if earlier is None:
+            _measure_device(session, bench, selection.mode)
         recorder: AbstractContextManager[Recorder | None] = record(session) if record else nullcontext()
-        with recorder as sink, screen.progress(names) as advance:
-
-            def take(row: Row) -> None:
-                if sink is not None:
-                    sink.append(row)
-                session.rows.append(row)
-                advance()
-
+        with recorder as sink, _merged(session, kept):
             if search is not None:
-                for found in search.run(bench, jobs, take):
-                    session.searched.append(found)
+                _search(search, bench, jobs, session, sink, screen)
             else:
-                for row in bench.rows(jobs):
-                    take(row)
+                _run_jobs(bench, jobs, kept, session, sink, screen)
     return session
+
+
+def _measure_device(session: Session, bench: Bench, mode: str) -> None:
+    """Put what times are compared to, and taken with, into the device's record."""
+    if mode == "sweep" and (ceilings := bench.ceilings()) is not None:
+        session.device["ceilings"] = ceilings
+    if mode != "check" and (timer := bench.timer()) is not None:
+        session.device["timer"] = timer
+
+
+def _run_jobs(
+    bench: Bench, jobs: Sequence[Job], kept: Mapping[int, Row], session: Session, sink: Recorder | None, screen: Screen
+) -> None:
+    """Run the jobs that have no row yet; rows go to `sink` and into the session."""
+    todo = [job for position, job in enumerate(jobs) if position not in kept]
+    names = [f"{job.family}:{job.version} {_sizes(job)} block {job.place}" for job in todo]
+    with _taking(names, session, sink, screen) as take:
+        for row in bench.rows(todo, list(kept.values())) if kept else bench.rows(todo):
+            take(row)
+
+
+def _search(
+    search: Search, bench: Bench, jobs: Sequence[Job], session: Session, sink: Recorder | None, screen: Screen
+) -> None:
+    """Run those of the jobs that a search asks for; rows go to `sink` and into the session."""
+    names = [f"{job.family}:{job.version} {_sizes(job)}: {search.strategy}" for job in search.planned(jobs)]
+    with _taking(names, session, sink, screen) as take:
+        for found in search.run(bench, jobs, take):
+            session.searched.append(found)
+
+
+@contextmanager
+def _taking(
+    names: Sequence[str], session: Session, sink: Recorder | None, screen: Screen
+) -> Iterator[Callable[[Row], None]]:
+    """What takes each row as soon as it is there. names: of what the progress bar shows, one a row."""
+    with screen.progress(names) as advance:
+
+        def take(row: Row) -> None:
+            if sink is not None:
+                sink.append(row)
+            session.rows.append(row)
+            advance()
+
+        yield take
+
+
+@contextmanager
+def _merged(session: Session, kept: Mapping[int, Row]) -> Iterator[None]:
+    """Afterwards, also after an error, rows that were there and rows that came stand in the order of their jobs."""
+    try:
+        yield
+    finally:
+        came = iter(session.rows)
+        rows: list[Row] = []
+        for position in sorted(kept):
+            rows += islice(came, position - len(rows))
+            rows.append(kept[position])
+        session.rows = [*rows, *came]
 
 
 def _fallback(reason: str, selection: Selection, jobs: Sequence[Job]) -> str:

@@ -3,55 +3,89 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from kbench import __version__
-from kbench.ceilings import Ceilings
 from kbench.cli import options as o
-from kbench.cli.failures import show_reasons
 from kbench.cli.plot import HtmlOption, require_page
+from kbench.cli.resume import require_no_others, resumption
 from kbench.cli.screen import Screen
 from kbench.cli.search import MaxRowsOption, StrategyOption, chosen_search, show_searched
-from kbench.cli.session import NO_TIMES, Session, describe, run_rows
+from kbench.cli.session import NO_TIMES, Session, run_rows
 from kbench.cli.summary import show_summary
-from kbench.cli.table import Column
+from kbench.cli.sweep_shown import Layout, Shown
+from kbench.errors import UsageError
 from kbench.grammar import parse_block_sizes, parse_params, parse_sizes, parse_targets
-from kbench.params import params_text
 from kbench.plot.page import write_page
-from kbench.results.best import contest, load_best, median, ties, update_best, winners
-from kbench.results.conditions import mode_text
+from kbench.results.best import load_best, unsettled, update_best, winners
+from kbench.results.columns import NAMES, parse_columns, parse_order
+from kbench.results.facts import Card, facts_of
 from kbench.results.schema import Row
 from kbench.results.store import RunWriter, read_run, require_writable
 from kbench.results.summary import summarise, write_summary
-from kbench.results.tables import (
-    by_family,
-    by_problem,
-    determinism,
-    interval,
-    mark,
-    milliseconds,
-    share_of_bound,
-    write_tables,
-)
+from kbench.results.tables import by_family, by_problem, write_tables
+from kbench.results.why import why
 from kbench.selection import Selection
 
 EXAMPLES = (
     "kbench sweep attention_backward --versions 1,7-8 --block-sizes 64..256",
     "kbench sweep attention_backward:8 --size T=32,64 --block-sizes 32..128:32",
     "kbench sweep residual_forward --param PACKETS=1,2,4 --preset small",
+    "kbench sweep gelu_forward --dtype fp32,bf16 --sort time --top 5",
 )
+MOST_ROWS = 1_000_000
+
+
+def _top(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) <= MOST_ROWS:
+        raise UsageError(f"--top {text!r} is not a number of rows", "give a whole number above 0, such as 5")
+    return int(text)
+
+
+ColumnsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="LIST",
+        help=f"Columns of the tables: all, or some of {', '.join(NAMES)}. Those that fit, if left out.",
+        autocompletion=lambda incomplete: [name for name in NAMES if name.startswith(incomplete)],
+    ),
+]
+SortOption = Annotated[
+    str | None,
+    typer.Option(
+        "--sort",
+        metavar="COLUMN",
+        help="Sort each table by a column; -COLUMN for the largest first. As they ran, if left out.",
+        autocompletion=lambda incomplete: [name for name in NAMES if name.startswith(incomplete)],
+    ),
+]
+TopOption = Annotated[
+    int | None,
+    typer.Option(
+        "--top", metavar="N", parser=_top, help="Only the first N rows of each table: by time, unless sorted."
+    ),
+]
+ResumeOption = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with a run that was stopped: the latest, or RUN in place of TARGET."),
+]
 
 
 def sweep(
+    context: typer.Context,
     targets: o.TargetsArgument = None,
     version: o.VersionsOption = None,
     block_sizes: o.BlocksOption = None,
     param: o.ParamsOption = None,
     size: o.SizesOption = None,
     preset: o.PresetOption = None,
-    dtype: o.DtypeOption = None,
+    dtype: o.DtypesOption = None,
     seed: o.SeedOption = None,
     device: o.DeviceOption = "auto",
     family_dir: o.FamilyDirOption = None,
@@ -63,8 +97,12 @@ def sweep(
     graph: o.GraphOption = False,
     strategy: StrategyOption = None,
     max_rows: MaxRowsOption = None,
+    columns: ColumnsOption = None,
+    sort: SortOption = None,
+    top: TopOption = None,
     html: HtmlOption = None,
     workers: o.WorkersOption = None,
+    resume: ResumeOption = False,
     results: o.ResultsOption = Path("results"),
     json: o.JsonOption = False,
     debug: o.DebugOption = False,
@@ -74,7 +112,9 @@ def sweep(
     TARGET is FAMILY or FAMILY:VERSIONS, such as attention_backward:1,3-5; without one, every family is meant.
 
     Failures, refusals and crashes are rows with their reason. Rows are written to the results folder as they
-    come, so that a stopped sweep keeps what it has. The emulator gives verdicts, and neither times nor winners.
+    come, so that a stopped sweep keeps what it has, and --resume goes on with it: with the options that it began
+    with, running what is missing, what crashed, and what changed since. The emulator gives verdicts, and neither
+    times nor winners.
 
     --strategy measures a part of the rows: those that a search strategy of Kernel Tuner asks for on its way to the
     fastest, in each version and problem. A parameter without --param then takes all of its values, as it does with
@@ -84,6 +124,23 @@ def sweep(
     several families ends with a summary: the best version of each problem, and how near it is to those ceilings.
     """
     screen = Screen(json)
+    layout = Layout(
+        parse_columns(columns) if columns is not None else None, parse_order(sort) if sort is not None else None, top
+    )
+    # All before any work: an hour of measuring must not end in "cannot write".
+    if html is not None:
+        require_page(html, "--html")
+        require_writable(html.parent)
+    if resume:
+        require_no_others(context)
+        again = resumption(results, targets or [], screen)
+        require_writable(again.writer.folder)
+        load_best(again.writer.folder)
+        with closing(again.writer):
+            session = run_rows(
+                again.options, again.selection, screen, lambda session: again.writer, earlier=again.prepare
+            )
+        return _finish(session, again.writer, layout, screen, html, debug)
     selection = Selection(
         parse_targets(o.family_names(targets, version, family_dir), version),
         "sweep",
@@ -108,71 +165,82 @@ def sweep(
         hot=hot,
         graph=graph,
     )
-    # All before any work: an hour of measuring must not end in "cannot write".
-    if html is not None:
-        require_page(html, "--html")
-        require_writable(html.parent)
     require_writable(results)
     load_best(results)
-
     writers: list[RunWriter] = []
 
     def record(session: Session) -> RunWriter:
-        recorded = {**asdict(options), "family_dirs": [str(folder) for folder in options.family_dirs]}
-        recorded["seed"] = session.seed
+        # From wherever it goes on, the folders have to be found.
+        folders = [str(folder.absolute()) for folder in options.family_dirs]
         writer = RunWriter(
             results,
             device=session.device,
             command=["kbench", *sys.argv[1:]],
-            options=recorded,
+            options={
+                **asdict(options),
+                "family_dirs": folders,
+                "seed": session.seed,
+                **({"strategy": search.strategy, "max_rows": search.most} if search is not None else {}),
+            },  # fmt: skip
             kbench_version=__version__,
+            selection=asdict(selection),
         )
         writers.append(writer)
         return writer
 
     session = run_rows(options, selection, screen, record, search)
-    _finish(session, writers[0], screen)
+    return _finish(session, writers[0], layout, screen, html, debug)
+
+
+def _finish(session: Session, writer: RunWriter, layout: Layout, screen: Screen, html: Path | None, debug: bool) -> int:
+    """Everything after the last row; returns the exit status."""
+    _report(session, writer, layout, screen)
     if html is not None:
-        write_page(html, read_run(writers[0].path))
+        write_page(html, read_run(writer.path))
         screen.say(f"page:    {html}")
-    return session.finish(screen, debug, kept=str(writers[0].path))
+    # A search chooses by what it has seen: there is no rest of it to run.
+    more = "" if session.searched else " (`kbench sweep --resume` goes on)"
+    return session.finish(screen, debug, kept=f"{writer.path}{more}")
 
 
-def _finish(session: Session, writer: RunWriter, screen: Screen) -> None:
+def _report(session: Session, writer: RunWriter, layout: Layout, screen: Screen) -> None:
     """Tables on the screen and on disk, and the winners into best.json."""
     best = winners(session.rows)
     families = by_family(session.rows)
-    ceilings = Ceilings.from_dict(session.device.get("ceilings") or Ceilings().to_dict())
+    card = Card.of(session.device)
     # One family's table shows as much by itself; without times there is nothing to sum up.
-    summary = summarise(session.rows, ceilings) if session.timed and len(families) > 1 else []
-    screen.document(
-        "sweep",
-        session.document(
-            run=str(writer.path),
-            winners=[_winner(row) for row in best.values()],
-            summary=[asdict(line) for line in summary],
-            **({"searched": [asdict(found) for found in session.searched]} if session.searched else {}),
-        ),
+    summary = summarise(session.rows, card.ceilings) if session.timed and len(families) > 1 else []
+    document = session.document(
+        run=str(writer.path),
+        winners=[_winner(row, session.rows, card) for row in best.values()],
+        summary=[asdict(line) for line in summary],
+        **({"searched": [asdict(found) for found in session.searched]} if session.searched else {}),
     )
+    for entry, row in zip(document["rows"], session.rows, strict=True):
+        entry["facts"] = asdict(facts_of(row, card))
+    screen.document("sweep", document)
     for rows in families.values():
         for group in by_problem(rows):
-            _table(session, group, screen)
+            Shown(session, group, layout).show(screen)
     if not session.timed:
         screen.say(f"{NO_TIMES}, so there is no winner\n")
     show_searched(session.searched, screen)
-    write_tables(writer.folder, writer.id, session.rows)
+    write_tables(writer.folder, writer.id, session.rows, card)
     if summary:
         write_summary(writer.folder, writer.id, summary)
     screen.say(f"records: {writer.path}")
     screen.say(f"tables:  {writer.folder / 'tables' / writer.id}")
     if session.timed:  # also without a winner: a row may have proven a kept one wrong
-        changed = update_best(writer.folder, session.rows, writer.id)
+        kept = unsettled(load_best(writer.folder), filter(session.is_kept, session.rows), writer.id)
+        came = [row for row in session.rows if not session.is_kept(row)]
+        changed = update_best(writer.folder, [*kept, *came], writer.id)
         screen.say(f"best:    {writer.folder / 'best.json'} (changed: {changed})")
     if summary:
-        show_summary(summary, ceilings, screen)
+        show_summary(summary, card.ceilings, screen)
 
 
-def _winner(row: Row) -> dict[str, str | int]:
+def _winner(row: Row, rows: list[Row], card: Card) -> dict[str, Any]:
+    because = why(row, rows, card)
     return {
         "family": row.family,
         "version": row.version,
@@ -180,42 +248,5 @@ def _winner(row: Row) -> dict[str, str | int]:
         "block": row.block,
         **row.params,
         **row.sizes,
+        "why": str(because) if because is not None else None,
     }
-
-
-def _table(session: Session, rows: Sequence[Row], screen: Screen) -> None:
-    first = rows[0]
-    mode = f", {mode_text(first)}" if session.timed else ""
-    screen.prose(f"{first.family}: {first.problem}, {first.dtype}{mode}, seed {session.seed}", rest="  ")
-    screen.prose(f"on {describe(session.device)}", rest="  ")
-    session.say_replaced(screen)
-    screen.say()
-    columns = [Column(""), Column("ver", "right"), Column("block", "right")]
-    columns += [Column("params" if any(row.params for row in rows) else ""), Column("check")]
-    columns.append(Column(session.bound, "right", drop=1))
-    if session.timed:
-        columns += [Column("median ms", "right", short="ms"), Column("95% interval", drop=2)]
-    else:
-        columns.append(Column("same bits", short="same", drop=2))
-    best = winners(rows)
-    screen.table(columns, [_line(row, best.get(contest(row)), session.timed) for row in rows])
-    screen.say()
-    show_reasons(rows, screen)
-    for winner in best.values():
-        tied = sum(ties(row, winner) for row in rows)
-        also = f"; {tied} within its interval (~)" if tied else ""
-        name = f"version {winner.version} at block size {winner.place}"
-        time = f"{milliseconds(median(winner))} ms ({interval(winner)})"
-        screen.prose(f"* fastest: {name}, {time}{also}", rest="    ")
-    if best or any(row.reason for row in rows):
-        screen.say()
-
-
-def _line(row: Row, best: Row | None, timed: bool) -> list[str]:
-    cells = [mark(row, best), str(row.version), str(row.block), params_text(row.params)]
-    cells += [row.status, share_of_bound(row)]
-    if timed:
-        cells += [milliseconds(median(row)) if row.measurement else "", interval(row)]
-    else:
-        cells.append(determinism(row))
-    return cells

@@ -80,6 +80,22 @@ def fit(
     return [columns[i] for i in shown], [[row[i] for i in shown] for row in rows]
 
 
+def stacks(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int, keys: Sequence[int]) -> list[list[int]]:
+    """The columns of a table that is too wide, as positions, in parts that fit one below the other. keys: positions
+    that every part has, at its start."""
+    parts: list[list[int]] = []
+    for index in range(len(columns)):
+        if index in keys:
+            continue
+        part = [*parts[-1], index] if parts else [*keys, index]
+        short = [Column(columns[i].short or columns[i].title, flexible=columns[i].flexible) for i in part]
+        if parts and _needed(short, [[row[i] for row in rows] for i in part]) <= room:
+            parts[-1] = part
+        else:
+            parts.append([*keys, index])
+    return [sorted(part) for part in parts] or [list(keys)]
+
+
 def _needed(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> int:
     """The width that a table needs, in characters."""
     widths = [max(len(text) for text in (column.title, *mine)) for column, mine in zip(columns, cells, strict=True)]

@@ -95,7 +95,8 @@ class Device(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What stands in every record about this device: name, arch, driver, compiler and its version, options."""
+        """What stands in every record about this device: name, arch, driver, compiler and its version, options, and
+        `props` as a dict."""
 
     @abstractmethod
     def build(self, source: Source, kernels: Sequence[str], arch: str = "") -> Any:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from kbench.errors import UsageError
 from kbench.results.best import contest, median, ties
 from kbench.results.schema import Row
-from kbench.results.store import Run, row_key
+from kbench.results.store import Run, newest
 
 Series = tuple[int, tuple[tuple[str, int], ...]]  # a version, and the other parameters that it ran with
 
@@ -73,13 +73,9 @@ def contests(run: Run) -> list[Contest]:
         if not _is_sound(row):
             raise UsageError(f"{run.path}: row {number} is damaged: {row.family} version {row.version}", "sweep again")
     groups: dict[object, list[Row]] = {}
-    for row in _newest(run.rows):
+    for row in newest(run.rows):
         groups.setdefault(contest(row), []).append(row)
     return [Contest(rows) for rows in groups.values()]
-
-
-def _newest(rows: Iterable[Row]) -> Iterable[Row]:
-    return {row_key(row): row for row in rows}.values()
 
 
 def _is_sound(row: Row) -> bool:

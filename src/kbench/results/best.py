@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,19 @@ def update_best(folder: Path, rows: Iterable[Row], run_id: str) -> int:
         if changed:
             replace_text(folder / BEST, dumps(document, indent=1) + "\n")
     return changed
+
+
+def unsettled(document: Mapping[str, Any], rows: Iterable[Row], run_id: str) -> list[Row]:
+    """Of rows that a run had before it was stopped: those that no newer run has measured or replaced since."""
+    found = []
+    for row in rows:
+        level: Any = document["gpus"]
+        for name in (*contest(row), str(row.version)):
+            level = level.get(name, {}) if isinstance(level, Mapping) else {}
+        # Ids begin with the time at which their run started.
+        if not isinstance(level, Mapping) or str(level.get("run", "")) <= run_id:
+            found.append(row)
+    return found
 
 
 _UNTIMED = Row("", 0, "", {}, "", 0, "", "refused", 0)

@@ -8,7 +8,10 @@ History of the schema (the first line of a run file holds its number):
 4  `cache_mode` may be "graph"; measurements have `count`, `runs`, `conditions` and `second`; the device of a sweep or
    run on a GPU has `timer` (`kbench.measure.timer.Timer.facts`);
    the device's `ceilings` may have read, write and L2 bandwidth, FMA rate, launch times, their evidence and the time;
-   rows of versions that declare parameters have their values in `params`, which was always empty before.
+   rows of versions that declare parameters have their values in `params`, which was always empty before;
+   rows have `steps` and `touched`, their kernels `spill_bytes` and `max_threads`; `source` stands in refused and lost
+   rows too; the header has `selection` (what was swept, so that it can go on), its options `strategy` and `max_rows` of
+   a search, its device `props`; a run that went on has rows after a footer.
 """
 
 from __future__ import annotations
@@ -50,7 +53,10 @@ class Row:
     measurement: {"median_ms", "low_ms", "high_ms" (95% interval of the median), "q1_ms", "q3_ms",
         "samples_ms": [...], "warmups": n, "overhead_ms", "note", "conditions", "second", ...}
         (`kbench.measure.measurement.Measurement`) or None: always None on the emulator.
-    kernels: [{"name", "grid", "block", "shared", "registers", "static_shared", "local_bytes"}] of the plan.
+    kernels: [{"name", "grid", "block", "shared", "registers", "static_shared", "local_bytes", "spill_bytes",
+        "max_threads"}] of the plan.
+    steps: how many steps of each kind the plan has, such as {"Launch": 2, "Gemm": 1}; empty in older records.
+    touched: bytes of the tensors that the plan's steps name (`kbench.work.touched_bytes`).
     overridden: --rtol/--atol replaced the bound: such a row can never win or be a baseline.
     traffic: bytes that any version has to read and write. flops: what the family counts, None where it counts none.
     params: values of the parameters that the version declares, by name; empty where it declares none.
@@ -79,6 +85,8 @@ class Row:
     overridden: bool = False
     traffic: float | None = None
     flops: float | None = None
+    steps: dict[str, int] = field(default_factory=dict)
+    touched: float | None = None
     source: str = ""
     seconds: float = 0.0
 

@@ -7,13 +7,14 @@ footer ("kind": "footer") if the run came to its end. `results/README.md` descri
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
 import secrets
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +42,11 @@ def row_key(row: Row) -> tuple[object, ...]:
     return (row.family, row.version, sizes, row.dtype, row.block, params, row.cache_mode, row.device)
 
 
+def newest(rows: Iterable[Row]) -> list[Row]:
+    """Of experiments that were repeated the last row each, in the place of the first."""
+    return list({row_key(row): row for row in rows}.values())
+
+
 def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES)) -> None:
     """Prove, before any work, that results can be written in `folder` and in the folders `below` it, and leave nothing
     behind.
@@ -63,7 +69,8 @@ class RunWriter:
     """Writes one run file. Use it as a context manager: leaving it writes the footer.
 
     folder: the results folder. device: what Device.describe() says; its "name" becomes part of the file name.
-    Raises CannotRunError when a write fails.
+    selection: what was asked for, of a run that can go on (`kbench.results.resume`). The file is locked as long as it
+    is written. Raises CannotRunError when a write fails.
     """
 
     def __init__(
@@ -74,6 +81,7 @@ class RunWriter:
         command: Sequence[str],
         options: Mapping[str, Any],
         kbench_version: str,
+        selection: Mapping[str, Any] | None = None,
     ) -> None:
         started = datetime.now(UTC)
         self.id = new_id(device, started)
@@ -91,6 +99,7 @@ class RunWriter:
                 "command": list(command),
                 "device": dict(device),
                 "options": dict(options),
+                **({"selection": dict(selection)} if selection is not None else {}),
             }
         )
         replace_text(folder / LATEST, f"{RUNS}/{self.path.name}\n")
@@ -123,9 +132,11 @@ class RunWriter:
     def _open(self) -> TextIO:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            return self.path.open("x", encoding="utf-8")
+            file = self.path.open("x", encoding="utf-8")
         except OSError as error:
             raise unwritable(self.path, error) from error
+        lock(file)
+        return file
 
     def _write(self, data: Mapping[str, Any]) -> None:
         try:
@@ -133,6 +144,18 @@ class RunWriter:
             self._file.flush()
         except OSError as error:
             raise unwritable(self.path, error) from error
+
+
+def lock(file: TextIO) -> bool:
+    """Take the lock of who writes a run file; whether it was free. The system gives it back when the file is closed,
+    also when this process is killed. Where a file system has no locks, it is free."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 @dataclass
@@ -169,6 +192,7 @@ def read_run(path: Path) -> Run:
             run.footer = data
         else:
             run.rows.append(_row(path, number, data))
+            run.footer = None  # the run went on after it
     return run
 
 
@@ -274,7 +298,7 @@ def _few(ids: Sequence[str]) -> str:
 
 
 def unwritable(path: Path, error: OSError, hint: str = "") -> CannotRunError:
-    """The error for a file of results that cannot be written."""
+    """The error of a file below the results folder that cannot be written."""
     return CannotRunError(
         f"cannot write {path}: {error.strerror or error}",
         hint or "choose another folder with --results DIR or $KBENCH_RESULTS",

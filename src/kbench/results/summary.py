@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kbench.ceilings import Ceilings, share_of_ceiling
 from kbench.params import params_text
 from kbench.results.best import median, winners
+from kbench.results.facts import least_launches
 from kbench.results.schema import Row
 from kbench.results.tables import write_table
 
@@ -69,12 +70,6 @@ def _line(rows: Sequence[Row], ceilings: Ceilings) -> Line:
         ceiling=near[1] if near else None,
         params=params_text(best.params) or None,
     )  # fmt: skip
-
-
-def least_launches(row: Row) -> int:
-    """How often the version launches at least: its kernels are known, those of the libraries that it calls are not.
-    None are counted in a CUDA graph, where a launch costs less than the ceiling says."""
-    return 0 if row.cache_mode == "graph" else max(1, len(row.kernels))
 
 
 def frame(lines: Sequence[Line]) -> pd.DataFrame:

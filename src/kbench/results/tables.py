@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kbench.results.best import contest, ties, winners
+from kbench.results.facts import Card, Facts, facts_of
 from kbench.results.schema import Row
 from kbench.results.store import TABLES, replace_text
 
@@ -84,27 +86,29 @@ def by_family(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def by_problem(rows: Iterable[Row]) -> list[list[Row]]:
-    """Rows of one family in groups of one problem and dtype, in the order in which they came."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    """Rows of one family in groups of one problem, dtype and cache mode, in the order in which they came."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.problem, row.dtype), []).append(row)
+        groups.setdefault((row.problem, row.dtype, row.cache_mode), []).append(row)
     return list(groups.values())
 
 
-def frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """One line a row, one column a fact; one column for each size. Times are milliseconds."""
+def frame(rows: Sequence[Row], card: Card | None = None) -> pd.DataFrame:
+    """One line a row, one column a fact; one column for each size. Times are milliseconds, shares 1 for all."""
     import pandas as pd  # 0.3 s: only for whoever writes tables
 
     best = winners(rows)
-    return pd.DataFrame([_facts(row, best.get(contest(row))) for row in rows])
+    lines = [_facts(row, best.get(contest(row)), facts_of(row, card or Card())) for row in rows]
+    # Whole numbers stay whole beside rows that lack them.
+    return pd.DataFrame(lines, dtype=object)
 
 
-def write_tables(folder: Path, run_id: str, rows: Sequence[Row]) -> list[Path]:
+def write_tables(folder: Path, run_id: str, rows: Sequence[Row], card: Card | None = None) -> list[Path]:
     """Write `tables/ID/FAMILY.csv` and `.md` below the results folder; returns the paths.
 
-    Raises CannotRunError where they cannot be written.
+    card: of the device that they ran on. Raises CannotRunError where they cannot be written.
     """
-    tables = {family: frame(mine) for family, mine in by_family(rows).items()}
+    tables = {family: frame(mine, card) for family, mine in by_family(rows).items()}
     return [path for family, table in tables.items() for path in write_table(folder, run_id, family, table)]
 
 
@@ -126,7 +130,7 @@ def markdown(table: pd.DataFrame) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _facts(row: Row, best: Row | None) -> dict[str, Any]:
+def _facts(row: Row, best: Row | None, facts: Facts) -> dict[str, Any]:
     taken = row.measurement or {}
     return {
         "family": row.family,
@@ -144,12 +148,10 @@ def _facts(row: Row, best: Row | None) -> dict[str, Any]:
         "high_ms": taken.get("high_ms"),
         "q1_ms": taken.get("q1_ms"),
         "q3_ms": taken.get("q3_ms"),
-        "samples": len(taken["samples_ms"]) if "samples_ms" in taken else None,
+        "samples": taken.get("count") or (len(taken["samples_ms"]) if "samples_ms" in taken else None),
         "cache": row.cache_mode if taken else None,
         "mark": mark(row, best) or None,
-        "registers": _largest(row, "registers"),
-        "local_bytes": _largest(row, "local_bytes"),
-        "shared": _largest(row, "shared"),
+        **asdict(facts),
         "kernels": " + ".join(kernel["name"] for kernel in row.kernels) or None,
         "traffic": row.traffic,
         "flops": row.flops,
@@ -159,12 +161,6 @@ def _facts(row: Row, best: Row | None) -> dict[str, Any]:
         "reason": row.reason or None,
         "note": taken.get("note") or None,
     }
-
-
-def _largest(row: Row, resource: str) -> int | None:
-    """What the hungriest kernel of a row takes; None where the device does not say."""
-    taken = [kernel[resource] for kernel in row.kernels if kernel.get(resource) is not None]
-    return max(taken, default=None)
 
 
 def _cell(value: Any) -> str:

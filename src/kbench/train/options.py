@@ -119,6 +119,8 @@ def require_valid(options: TrainOptions) -> None:
         value = getattr(options, name)
         if not 0.0 <= value < float("inf"):
             raise UsageError(f"--{name.replace('_', '-')} {value:g}: it is a finite number, 0 or more")
+    if options.dtype is not None and ("," in options.dtype or options.dtype == "all"):
+        raise UsageError(f"train takes one dtype, not {options.dtype!r}", f"dtypes: {', '.join(DTYPES)}")
     if options.dtype is not None and options.dtype not in DTYPES:
         raise UsageError(f"training in {options.dtype!r}", f"dtypes: {', '.join(DTYPES)}")
     if options.recompute not in (None, 0, 1, 2):

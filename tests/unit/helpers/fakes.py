@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from kbench.errors import KbenchError
@@ -77,9 +78,12 @@ class FakeBench:
 
     def __init__(self, options: Any, note: Callable[[str], None]):
         self.options, self.note, self.seed = options, note, 7
+        type(self).took = options
         self.device_kind = self.kind
         name = "Test GPU" if self.kind == "cuda" else "emulator"
-        self.device = {"name": name, "arch": "sm_90", "driver": "580.1", "compiler": "NVRTC 13.0"}
+        self.device = {
+            "kind": self.kind, "name": name, "arch": "sm_90", "driver": "580.1", "compiler": "NVRTC 13.0"
+        }  # fmt: skip
 
     def __enter__(self) -> FakeBench:
         return self
@@ -88,6 +92,8 @@ class FakeBench:
         type(self).closed_with = error[0]
 
     closed_with: Any = None
+    ran: ClassVar[list[Job]] = []  # the jobs of the last command
+    took: Any = None  # its options
 
     def ceilings(self) -> dict[str, Any] | None:
         return self.card
@@ -104,13 +110,16 @@ class FakeBench:
         jobs: list[Job] = []
         for row in self.script:
             if isinstance(row, Row):
-                jobs.append(Job(row.family, row.version, row.idea, row.sizes, row.dtype, row.block))
+                jobs.append(Job(row.family, row.version, row.idea, row.sizes, row.dtype, row.block, source=row.source))
             else:
-                jobs.append(jobs[-1] if jobs else Job("toy", 1, "", {"N": 64}, "fp32", 256))
+                jobs.append(replace(jobs[-1]) if jobs else Job("toy", 1, "", {"N": 64}, "fp32", 256))
+        self.scripted = {id(job): row for job, row in zip(jobs, self.script, strict=True)}
         return jobs
 
-    def rows(self, jobs: list[Job]) -> Iterator[Row]:
-        for position, (row, _) in enumerate(zip(self.script, jobs, strict=True)):
+    def rows(self, jobs: list[Job], earlier: Sequence[Row] = ()) -> Iterator[Row]:
+        type(self).ran = jobs
+        for position, job in enumerate(jobs):
+            row = self.scripted[id(job)]
             self.before_row(position)
             if isinstance(row, BaseException):
                 raise row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -102,6 +102,7 @@ class CudaDevice(Device):
             "compiler": f"NVRTC {'.'.join(map(str, nvrtc_version()))}",
             "options": list(OPTIONS),
             "cupy": self.xp.__version__,
+            "props": asdict(self.props),
             **library_versions(),
         }
 

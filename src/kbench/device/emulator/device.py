@@ -8,7 +8,7 @@ import os
 import platform
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,7 @@ class EmulatorDevice(Device):
             "compiler": compiler.version,
             "compiler_command": " ".join(compiler.command),
             "options": [*compiler.options, *KERNEL_OPTIONS],
+            "props": asdict(self.props),
         }
 
     def build(self, source: Source, kernels: Sequence[str], arch: str = "") -> LoadedModule:
