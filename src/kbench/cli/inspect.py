@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kbench.cli import options as o
+from kbench.cli.inspect_counts import show_counts
 from kbench.cli.screen import Screen
 from kbench.cli.table import Column
 from kbench.errors import Exit, UsageError
@@ -24,6 +25,7 @@ EXAMPLES = (
     "kbench inspect layernorm_forward --version 6",
     "kbench inspect attention_backward:8 --arch sm_80 --dtype bf16",
     "kbench inspect gelu_forward:2 --block-sizes 256 --ptx",
+    "kbench inspect softmax_forward:5 --counts",
 )
 LEGEND = (
     "fit: blocks that one multiprocessor holds at once; occup: their warps, of all that it can hold; waves: how often "
@@ -53,6 +55,12 @@ def inspect(
     preset: o.PresetOption = None,
     dtype: o.DtypeOption = None,
     ptx: Annotated[bool, typer.Option("--ptx", help="The PTX itself in place of the tables.")] = False,
+    sass: Annotated[bool, typer.Option("--sass", help="The machine code itself, by nvdisasm.")] = False,
+    line_info: Annotated[bool, typer.Option("--line-info", help="With --sass: the lines it comes from.")] = False,
+    counts: Annotated[
+        bool, typer.Option("--counts", help="Run it on the emulator: sectors and bank conflicts, line by line.")
+    ] = False,
+    time_limit: o.TimeLimitOption = 30.0,
     family_dir: o.FamilyDirOption = None,
     json: o.JsonOption = False,
     debug: o.DebugOption = False,
@@ -60,17 +68,21 @@ def inspect(
     """Show registers, spills, shared memory, occupancy and instructions of a version's kernels, without a GPU.
 
     TARGET is FAMILY or FAMILY:VERSIONS, such as layernorm_forward:6. Kernels are compiled for --arch by NVRTC. A plan
-    may depend on the number of multiprocessors: a card that is named stands for the architecture.
+    may depend on the number of multiprocessors: a card that is named stands for the architecture. With --counts they
+    run on the CPU emulator instead, with the `small` preset and one block size unless others are named.
     """
+    _require_one(ptx=ptx, sass=sass, counts=counts, arch=arch, line_info=line_info)
     screen = Screen(json)
     selection = Selection(
         parse_targets([target], version),
-        "sweep",
+        "run" if counts else "sweep",
         block_sizes=parse_block_sizes(block_sizes) if block_sizes is not None else None,
         sizes=parse_sizes(size or []),
         preset=preset,
         dtype=dtype,
     )
+    if counts:
+        return show_counts(selection, family_dir or (), time_limit, screen, debug)
     found = _examine(selection, arch, family_dir)
     documents = [{**each.to_dict(), **({"ptx": each.ptx} if ptx else {})} for each in found]
     screen.document("inspect", {"inspections": documents})
@@ -83,6 +95,17 @@ def inspect(
         else:
             _show(each, screen)
     return int(Exit.OK)
+
+
+def _require_one(*, ptx: bool, sass: bool, counts: bool, arch: str | None, line_info: bool) -> None:
+    """Raises UsageError for options that exclude one another."""
+    asked = [name for name, wanted in (("--ptx", ptx), ("--sass", sass), ("--counts", counts)) if wanted]
+    if len(asked) > 1:
+        raise UsageError(f"{asked[0]} and {asked[1]} are two different reports", "ask for one of them")
+    if counts and arch is not None:
+        raise UsageError("--arch says nothing with --counts: the emulator runs no GPU's code", "leave one of them out")
+    if line_info and not sass:
+        raise UsageError("--line-info belongs to --sass", "add --sass")
 
 
 def _examine(selection: Selection, arch: str | None, family_dir: o.FamilyDirOption) -> list[Inspection]:

@@ -42,6 +42,31 @@ def _frames(library: Path, addresses: tuple[int, ...]) -> tuple[tuple[str, int],
     return tuple((Path(place["file"]).name, int(place["line"])) for place in places if place and int(place["line"]))
 
 
+def inline_chains(library: Path, addresses: Sequence[int]) -> dict[int, tuple[tuple[str, int], ...]]:
+    """By address, relative to the library: (path, line) of the code there and of the calls into which it was inlined,
+    innermost first. An address of unknown place is left out; so are all of them without a tool that reads debug
+    information."""
+    tool = _tool()
+    if not addresses or not tool:
+        return {}
+    command = [tool, "-e", str(library), "-a", "-i"]
+    text = "\n".join(map(hex, addresses)) + "\n"
+    try:
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, errors="replace", timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    chains: dict[int, list[tuple[str, int]]] = {}
+    frames: list[tuple[str, int]] = []
+    for line in done.stdout.splitlines():
+        if re.fullmatch(r"0x[0-9a-f]+", line):
+            frames = chains.setdefault(int(line, 16), [])
+        elif (place := _PLACE.match(line)) and int(place["line"]):
+            frames.append((place["file"], int(place["line"])))
+    return {address: tuple(found) for address, found in chains.items() if found}
+
+
 @lru_cache(maxsize=1)
 def _tool() -> str:
     found = next((path for path in map(shutil.which, _TOOLS) if path), "")
