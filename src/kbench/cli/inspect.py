@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +16,8 @@ from kbench.cli.table import Column
 from kbench.errors import Exit, UsageError
 from kbench.family import Problem
 from kbench.grammar import parse_block_sizes, parse_sizes, parse_targets
-from kbench.inspect.instructions import GROUPS, group_of
+from kbench.inspect.instructions import GROUPS, group_of, in_order
+from kbench.inspect.nvdisasm import DisassemblyError, find_nvdisasm, require_nvdisasm
 from kbench.selection import Selection
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ STEPS = {
     "SdpaBackward": "a library's attention, backward",
     "AllReduce": "a library's all-reduce",
 }
+_NO_KERNEL = "// no kernel: all of it is steps of libraries"
 _USUAL_BLOCK = 256  # the one whose instructions are shown where each block size has a kernel of its own
 
 
@@ -83,15 +87,19 @@ def inspect(
     )
     if counts:
         return show_counts(selection, family_dir or (), time_limit, screen, debug)
-    found = _examine(selection, arch, family_dir)
-    documents = [{**each.to_dict(), **({"ptx": each.ptx} if ptx else {})} for each in found]
+    nvdisasm = require_nvdisasm() if sass else find_nvdisasm()
+    found = _examine(selection, arch, family_dir, nvdisasm, sass, line_info)
+    documents = [{**each.to_dict(), **({"ptx": each.ptx} if ptx else _sass(each) if sass else {})} for each in found]
     screen.document("inspect", {"inspections": documents})
     for position, each in enumerate(found):
         if position:
             screen.say()
-        if ptx:
+        if ptx or sass:
             screen.say(f"// {each.family} version {each.version.number}, {each.problem}, {each.problem.dtype}")
-            screen.say(each.ptx.rstrip() or "// no kernel: all of it is steps of libraries")
+        if ptx:
+            screen.say(each.ptx.rstrip() or _NO_KERNEL)
+        elif sass:
+            _list_code(each, screen)
         else:
             _show(each, screen)
     return int(Exit.OK)
@@ -108,7 +116,29 @@ def _require_one(*, ptx: bool, sass: bool, counts: bool, arch: str | None, line_
         raise UsageError("--line-info belongs to --sass", "add --sass")
 
 
-def _examine(selection: Selection, arch: str | None, family_dir: o.FamilyDirOption) -> list[Inspection]:
+def _sass(found: Inspection) -> dict[str, Any]:
+    code = found.machine_code
+    return {"sass": {kernel: "\n".join(lines) for kernel, lines in code.listings.items()} if code is not None else {}}
+
+
+def _list_code(found: Inspection, screen: Screen) -> None:
+    if found.machine_code is None:
+        screen.say(_NO_KERNEL)
+        return
+    for kernel, lines in found.machine_code.listings.items():
+        screen.say(f"\n// {kernel}, {found.arch}")
+        for line in lines:
+            screen.say(line)
+
+
+def _examine(
+    selection: Selection,
+    arch: str | None,
+    family_dir: o.FamilyDirOption,
+    nvdisasm: Path | None,
+    required: bool,
+    lines: bool,
+) -> list[Inspection]:
     from kbench.catalog import load_catalog
     from kbench.inspect.architectures import architecture_of
     from kbench.inspect.examine import examine
@@ -120,10 +150,16 @@ def _examine(selection: Selection, arch: str | None, family_dir: o.FamilyDirOpti
     for job in selection.jobs(catalog, "cuda"):
         key = (job.family, job.version, tuple(job.sizes.items()), job.dtype)
         subjects.setdefault(key, []).append(job.block)
-    found = [
-        examine(catalog, family, number, Problem(dict(sizes), dtype), blocks, arch)
-        for (family, number, sizes, dtype), blocks in subjects.items()
-    ]
+    found = []
+    for (family, number, sizes, dtype), blocks in subjects.items():
+        problem = Problem(dict(sizes), dtype)
+        try:
+            found.append(examine(catalog, family, number, problem, blocks, arch, nvdisasm, lines))
+        except DisassemblyError:
+            if required:
+                raise
+            nvdisasm = None  # too old for the architecture, say: the tables do without it
+            found.append(examine(catalog, family, number, problem, blocks, arch))
     if all(not each.kernels and not each.others for each in found):
         first = found[0]
         reason = next(iter(first.refused.values()), "its plan is empty")
@@ -170,8 +206,25 @@ def _show_kernel(found: Inspection, rows: Sequence[Examined], screen: Screen) ->
     else:
         screen.prose("no single resource within reach changes how many blocks fit", "  ")
     screen.say()
-    mix = found.mixes[usual.launch.kernel]
-    where = "" if same else f" of {usual.launch.kernel}"
+    _show_mix(found, usual.launch.kernel, "" if same else f" of {usual.launch.kernel}", screen)
+
+
+def _show_mix(found: Inspection, kernel: str, where: str, screen: Screen) -> None:
+    mix = found.mixes[kernel]
+    if found.machine_code is not None:
+        sass = found.machine_code.mixes[kernel]
+        screen.prose(f"instructions{where}, in PTX and in machine code:", "  ", rest="    ")
+        screen.say()
+        columns = [Column(""), Column("class"), Column("PTX", "right"), Column("SASS", "right")]
+        names = in_order(Counter(mix) + Counter(sass))
+        groups = [group_of(name) for name in names]
+        lines = [
+            ["" if i and groups[i - 1] == groups[i] else groups[i], _named(name), _count(mix, name), _count(sass, name)]
+            for i, name in enumerate(names)
+        ]
+        lines.append(["", "all", f"{sum(mix.values()):,}", f"{sum(sass.values()):,}"])
+        screen.table(columns, lines, indent=2)
+        return
     screen.prose(f"{sum(mix.values()):,} instructions in the PTX{where}:", "  ", rest="    ")
     widest = max(map(len, GROUPS))
     for group in GROUPS:
@@ -249,6 +302,10 @@ def _cliff(cliff: Cliff) -> str:
         what = f"{count:,} B shared {'less' if cliff.change < 0 else 'more'}"
     then = f"{cliff.occupancy.blocks} ({cliff.occupancy.share:.0%})" if cliff.occupancy.blocks else "no launch"
     return f"{what}: {then}"
+
+
+def _count(mix: Mapping[str, int], name: str) -> str:
+    return f"{mix[name]:,}" if name in mix else ""
 
 
 def _named(name: str) -> str:

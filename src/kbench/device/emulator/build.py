@@ -28,8 +28,13 @@ _SIGNATURE = _HERE.parent / "signature.h"
 RUNTIME_OPTIONS = ("-O2", "-pthread")
 # -O1: kernels are compiled more often than they run for long; -O2 saves less time than it takes to compile.
 KERNEL_OPTIONS = ("-O1", "-DKBENCH_EMULATOR=1", "-w")
-# Calls of the runtime before each access and at the start of each basic block: see hooks.cpp.
-COUNT_OPTIONS = ("-DKBENCH_EMULATOR_COUNTS=1", "-fsanitize=thread", "-fsanitize-coverage=trace-pc")
+# Calls of the runtime before each access and at the start of each basic block: see hooks.cpp. Without more, g++ would
+# take a 16-byte structure apart and load its parts one by one. Blocks of code must stand in the order of the source:
+# by it the runtime finds out which lanes of a warp run together.
+COUNT_OPTIONS = (
+    "-DKBENCH_EMULATOR_COUNTS=1", "-fsanitize=thread", "-fsanitize-coverage=trace-pc", "-fno-tree-sra", "-fno-ipa-sra",
+    "-fno-reorder-blocks", "-fno-reorder-blocks-and-partition",
+)  # fmt: skip
 
 _ERROR = re.compile(r"^(?P<file>.+?):(?P<line>\d+)(?::\d+)?:\s*(?:fatal )?error:\s*(?P<text>.*)$", re.MULTILINE)
 # Said by a compiler that lacks a part of itself, memory or disk space: no fault of the source. A line of
@@ -84,21 +89,19 @@ def build_kernels(source: Source, kernels: Sequence[str], counts: bool = False) 
     runtime = build_runtime()
     includes = [str(path) for _, path, _ in source.includes]
     places = (str(source.path), *includes)  # they stand in the debug information
-    options = [*KERNEL_OPTIONS, *(count_options(compiler) if counts else ())]
+    if counts and compiler.kind != "gcc":
+        raise CannotRunError(
+            f"accesses are counted in code of g++ only, and the compiler here is {compiler}: it would take 16-byte "
+            "accesses apart and hide copies",
+            "install the system package g++, and unset $KBENCH_CXX and $CXX or name it there",
+        )
+    options = [*KERNEL_OPTIONS, *(COUNT_OPTIONS if counts else ())]
     key = cache.key_of(
         [*_identity(compiler), *options, *_headers_text(), runtime.name, *places, source.digest, *kernels]
     )
     name = f"{source.path.stem}-{key}.so"
     with _locks[name]:
         return cache.library(name, lambda path: _make_kernels(compiler, source, kernels, options, runtime, path))
-
-
-def count_options(compiler: Compiler) -> tuple[str, ...]:
-    """What kernels are built with, beside KERNEL_OPTIONS, so that their accesses can be counted."""
-    # g++ would take a 16-byte structure apart and load its parts one by one; and blocks of code must stand in the order
-    # of the source, by which the runtime finds out which lanes of a warp run together.
-    special = ("-fno-tree-sra", "-fno-ipa-sra", "-fno-reorder-blocks", "-fno-reorder-blocks-and-partition")
-    return (*COUNT_OPTIONS, *(special if compiler.kind == "gcc" else ()))
 
 
 def _identity(compiler: Compiler) -> tuple[str, ...]:

@@ -10,8 +10,6 @@ constexpr uint64_t kWord = 4;       // bytes of one bank of shared memory
 constexpr unsigned kBanks = 32;
 // Dynamic shared memory is another variable than the static ones, and must not look like their neighbour.
 constexpr uint64_t kDynamicBase = uint64_t{1} << 20;
-// Events kept at a time: 256 MiB. A block whose threads run on for longer without meeting cannot be followed.
-constexpr size_t kMostEvents = size_t{1} << 24;
 
 uint64_t first_of(uint64_t part, uint64_t parts, uint64_t blocks) {
     return static_cast<uint64_t>((static_cast<unsigned __int128>(part) * blocks + parts - 1) / parts);
@@ -40,9 +38,6 @@ unsigned lanes_at_once(const uint64_t (&address)[kWarpSize], uint32_t active, un
 }
 
 }  // namespace
-
-Counter::Counter(const MemoryRange* ranges, size_t count, uint32_t samples)
-    : ranges_(ranges, ranges + count), samples_(samples), sites_(1) {}
 
 bool Counter::chooses(uint64_t block, uint64_t blocks) const {
     if (blocks <= samples_) return true;
@@ -89,7 +84,7 @@ void Counter::leave(ThreadState& thread) {
 }
 
 void Counter::add(const ThreadState& thread, uint32_t site, uint64_t address, int tensor, unsigned size, EventKind kind) {
-    if (__builtin_expect(events_ >= kMostEvents, 0)) {
+    if (__builtin_expect(events_ >= most_events_, 0)) {
         overflowed_ = true;
         return;
     }
@@ -109,6 +104,8 @@ void Counter::access(const Worker& worker, ThreadState& thread, uintptr_t addres
     uint64_t offset;
     int tensor = -1;
     if (worker.shared_memory && at_static < worker.launch->request.module->tls_bytes) {
+        for (const MemoryRange& hole : holes_)
+            if (at_static >= hole.begin && at_static < hole.end) return;
         offset = at_static;
     } else if (at_dynamic < worker.block.dynamic_shared_bytes) {
         offset = kDynamicBase + at_dynamic;
@@ -278,10 +275,10 @@ size_t Counter::chain(uint32_t site, uint64_t* out, size_t room) const {
 
 // ------------------------------------------------------------------------------------------------ for Python
 
-// ranges: of tensors, in rising order. samples: the most blocks of a launch that are counted.
-EMU_API emu::Counter* emu_counter_new(const emu::MemoryRange* ranges, size_t count, uint32_t samples) {
-    return new emu::Counter(ranges, count, samples);
-}
+// samples: the most blocks of a launch that are counted. most_events: kept at a time.
+EMU_API emu::Counter* emu_counter_new(uint32_t samples, size_t most_events) { return new emu::Counter(samples, most_events); }
+EMU_API void emu_counter_range(emu::Counter* counter, uint64_t begin, uint64_t end) { counter->add_range({begin, end}); }
+EMU_API void emu_counter_hole(emu::Counter* counter, uint64_t begin, uint64_t end) { counter->add_hole({begin, end}); }
 EMU_API void emu_counter_delete(emu::Counter* counter) { delete counter; }
 EMU_API size_t emu_counter_rows(const emu::Counter* counter, const emu::CountRow** rows) {
     *rows = counter->rows().data();

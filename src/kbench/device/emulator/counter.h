@@ -37,7 +37,12 @@ struct CountRow {
 
 class Counter {
 public:
-    Counter(const MemoryRange* ranges, size_t count, uint32_t samples);
+    Counter(uint32_t samples, size_t most_events) : samples_(samples), most_events_(most_events), sites_(1) {}
+
+    // Memory of a tensor; in rising order of addresses.
+    void add_range(MemoryRange range) { ranges_.push_back(range); }
+    // A part of the module's thread-local storage that is none of the kernel's variables.
+    void add_hole(MemoryRange offsets) { holes_.push_back(offsets); }
 
     // Whether a block of a grid is one of those that are counted: all, or one of each of `samples` equal parts.
     bool chooses(uint64_t block, uint64_t blocks) const;
@@ -86,8 +91,10 @@ private:
 
     uintptr_t module_base_ = 0, module_bytes_ = 0;
     std::vector<MemoryRange> ranges_;
+    std::vector<MemoryRange> holes_;
     size_t last_range_ = 0;
     uint32_t samples_;
+    size_t most_events_;
     std::vector<Site> sites_;
     std::vector<uint32_t> ranks_;  // of sites: their order in the code
     std::unordered_map<uint64_t, uint32_t> site_index_;

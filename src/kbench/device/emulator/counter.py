@@ -9,26 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kbench.device.base import Buffer
 from kbench.device.dtypes import numpy_dtype
-from kbench.device.emulator.build import KERNEL_OPTIONS, build_kernels, count_options, find_compiler
+from kbench.device.emulator.build import COUNT_OPTIONS, KERNEL_OPTIONS, build_kernels, find_compiler
 from kbench.device.emulator.device import EmulatorDevice
 from kbench.device.emulator.runtime import LaunchRequest, Runtime
-from kbench.device.emulator.symbols import inline_chains
+from kbench.device.emulator.symbols import guard_variables, inline_chains
 from kbench.errors import CannotRunError
 from kbench.source import Source
 
 # Blocks of a launch that are counted, the others only run: enough that a few special ones weigh as they should, few
 # enough that a family's small problem takes seconds.
 COUNTED_BLOCKS = 1024
+# Accesses and basic blocks of all lanes that are kept until the lanes of a warp meet: 256 MiB of them.
+MOST_EVENTS = 1 << 24
 KINDS = ("load", "store", "atomic", "barrier")
 _NUMBERS = ("size", "accesses", "lanes", "bytes", "used", "sectors", "wavefronts", "ideal")
 _DEEPEST = 64  # calls within calls that a place is followed through
 
 Frame = tuple[str, int]  # path and line
-
-
-class _Range(ctypes.Structure):
-    _fields_ = [("begin", ctypes.c_uint64), ("end", ctypes.c_uint64)]
 
 
 class _Row(ctypes.Structure):
@@ -86,25 +85,26 @@ class CountingDevice(EmulatorDevice):
     Blocks run one after another and in the same order: two runs on the same inputs count the same.
     """
 
-    def __init__(self, time_limit: float = 30.0, blocks: int = COUNTED_BLOCKS):
+    def __init__(self, time_limit: float = 30.0, blocks: int = COUNTED_BLOCKS, events: int = MOST_EVENTS):
         super().__init__(workers=1, time_limit=time_limit)
         self.blocks = blocks
+        self.events = events
         self.launches: list[LaunchCounts] = []
 
     def describe(self) -> dict[str, Any]:
         compiler = find_compiler()
-        return {**super().describe(), "options": [*compiler.options, *KERNEL_OPTIONS, *count_options(compiler)]}
+        return {**super().describe(), "options": [*compiler.options, *KERNEL_OPTIONS, *COUNT_OPTIONS]}
 
     def _compile(self, source: Source, kernels: tuple[str, ...]) -> Path:
         return build_kernels(source, kernels, counts=True)
 
     def _launch(self, request: LaunchRequest, schedule: str) -> None:
-        buffers = self._all_memory().buffers
-        ranges = [
-            (b.address, b.address + b.tensor.count * numpy_dtype(b.tensor.dtype).itemsize, b.tensor.name)
-            for b in buffers
-        ]
-        with _counter(self._loaded_runtime(), ranges, self.blocks) as counter:
+        runtime = self._loaded_runtime()
+        with _counter(runtime, self.blocks, self.events) as counter:
+            for buffer in self._all_memory().buffers:
+                counter.add_tensor(buffer)
+            for begin, size in guard_variables(request.module.path):
+                counter.add_hole(begin, size)
             self._launch_counted(request, schedule, counter.handle)
             if counter.overflowed:
                 raise CannotRunError(
@@ -119,12 +119,24 @@ class CountingDevice(EmulatorDevice):
 class _Counter:
     """A counter of the runtime. handle: its address."""
 
-    def __init__(self, library: Any, ranges: Sequence[tuple[int, int, str]], blocks: int):
+    def __init__(self, library: Any, blocks: int, events: int):
         self._library = library
-        self._names = [name for _, _, name in ranges]
-        native = (_Range * len(ranges))(*(_Range(begin, end) for begin, end, _ in ranges))
+        self._names: list[str] = []
         library.emu_counter_new.restype = ctypes.c_void_p
-        self.handle = int(library.emu_counter_new(native, ctypes.c_size_t(len(ranges)), ctypes.c_uint32(blocks)))
+        self.handle = int(library.emu_counter_new(ctypes.c_uint32(blocks), ctypes.c_size_t(events)))
+
+    def add_tensor(self, buffer: Buffer) -> None:
+        """In the order of their addresses."""
+        nbytes = buffer.tensor.count * numpy_dtype(buffer.tensor.dtype).itemsize
+        self._add(self._library.emu_counter_range, buffer.address, nbytes)
+        self._names.append(buffer.tensor.name)
+
+    def add_hole(self, begin: int, size: int) -> None:
+        """Thread-local storage that is no variable of the kernel: begin counts from its start."""
+        self._add(self._library.emu_counter_hole, begin, size)
+
+    def _add(self, function: Any, begin: int, size: int) -> None:
+        function(ctypes.c_void_p(self.handle), ctypes.c_uint64(begin), ctypes.c_uint64(begin + size))
 
     @property
     def overflowed(self) -> bool:
@@ -165,8 +177,8 @@ class _Counter:
 
 
 @contextmanager
-def _counter(runtime: Runtime, ranges: Sequence[tuple[int, int, str]], blocks: int) -> Iterator[_Counter]:
-    counter = _Counter(runtime.library, ranges, blocks)
+def _counter(runtime: Runtime, blocks: int, events: int) -> Iterator[_Counter]:
+    counter = _Counter(runtime.library, blocks, events)
     try:
         yield counter
     finally:
