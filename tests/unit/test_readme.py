@@ -1,4 +1,4 @@
-"""The README, docs/training.md and the examples of the help do what they say: they are executed."""
+"""The README, docs/training.md, docs/inspect.md and the examples of the help do what they say: they are executed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from kbench.errors import CannotRunError, Exit
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w+) ?(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = {page: FENCE.findall((ROOT / page).read_text(encoding="utf-8")) for page in ("README.md", "docs/training.md")}
+PAGES = {
+    page: FENCE.findall((ROOT / page).read_text(encoding="utf-8"))
+    for page in ("README.md", "docs/training.md", "docs/inspect.md")
+}
 BLOCKS = PAGES["README.md"]
 
 

@@ -153,7 +153,7 @@ def _cells(found: Counts, line: Sequence[tuple[Place, Tally]]) -> list[str]:
         return sum((tally for place, tally in line if place.kind in kinds), Tally())
 
     place = line[0][0]
-    everything, moved = total("load", "store", "atomic"), total("load", "store")
+    everything = total("load", "store", "atomic")
     on_global = sum((tally.accesses for each, tally in line if each.tensor), 0)
     barriers, atomics = total("barrier").accesses, total("atomic").lanes
     headed = place.file if place.file.endswith(".cuh") else ""
@@ -162,8 +162,8 @@ def _cells(found: Counts, line: Sequence[tuple[Place, Tally]]) -> list[str]:
         f"{everything.sectors:,}" if everything.sectors else "",
         f"{everything.sectors / on_global:.1f}" if everything.sectors else "",
         f"{everything.efficiency:.0%}" if everything.efficiency is not None else "",
-        f"{moved.wavefronts:,}" if moved.wavefronts else "",
-        f"{moved.conflicts:.1f}" if moved.conflicts is not None else "",
+        f"{everything.wavefronts:,}" if everything.wavefronts else "",
+        f"{everything.conflicts:.1f}" if everything.conflicts is not None else "",
         f"{barriers:,}" if barriers else "",
         f"{atomics:,}" if atomics else "",
     ]

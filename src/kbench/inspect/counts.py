@@ -92,9 +92,9 @@ class KernelCounts:
 
     @property
     def totals(self) -> dict[str, Any]:
-        """The whole kernel, as plain data. `global_*` are loads and stores; atomics stand apart."""
+        """The whole kernel, as plain data. `global_*` are loads and stores; atomics on global memory stand apart."""
         moved = self.sum(lambda place: bool(place.tensor) and place.kind in ("load", "store"))
-        shared = self.sum(lambda place: not place.tensor and place.kind in ("load", "store"))
+        shared = self.sum(lambda place: not place.tensor and place.kind != "barrier")
         atomics = self.sum(lambda place: place.kind == "atomic")
         return {
             "launches": self.launches,
