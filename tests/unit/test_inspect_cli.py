@@ -105,7 +105,7 @@ def test_the_report_fits_80_columns_and_says_what_there_is(inspect: Any, capsys:
     for words in ("in a [shared] tile", "sm_90, NVRTC", "H100 SXM: 132 multiprocessors", "sized<...>", "sized<256>"):
         assert words in out
     assert re.search(r"^ +64\.\.256 +32 +1 ", out, re.MULTILINE)  # clear: launched alike at both block sizes
-    assert "no spills, no stack" in out and "dynamic" in out and "block barriers 1" in out
+    assert "no spills, no stack" in out and "dynamic" in out and re.search(r"block barriers +1\b", out)
     assert "1 x fill (not inspected)" in out and "no kernel to inspect" in out
 
 

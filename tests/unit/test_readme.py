@@ -1,4 +1,4 @@
-"""The README, docs/training.md, docs/sweep.md and the examples of the help do what they say: they are executed."""
+"""The README, pages of docs/ and the examples of the help do what they say: they are executed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w+) ?(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = {
     page: FENCE.findall((ROOT / page).read_text(encoding="utf-8"))
-    for page in ("README.md", "docs/training.md", "docs/sweep.md")
+    for page in ("README.md", "docs/training.md", "docs/sweep.md", "docs/inspect.md")
 }
 BLOCKS = PAGES["README.md"]
 

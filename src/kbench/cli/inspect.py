@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kbench.cli import options as o
+from kbench.cli.inspect_counts import show_counts
 from kbench.cli.screen import Screen
 from kbench.cli.table import Column
 from kbench.errors import Exit, UsageError
 from kbench.family import Problem
 from kbench.grammar import parse_block_sizes, parse_dtype, parse_params, parse_sizes, parse_targets
-from kbench.inspect.instructions import GROUPS, group_of
+from kbench.inspect.instructions import GROUPS, group_of, in_order
+from kbench.inspect.nvdisasm import DisassemblyError, find_nvdisasm, require_nvdisasm
 from kbench.params import params_text
 from kbench.selection import Selection
 
@@ -25,6 +29,7 @@ EXAMPLES = (
     "kbench inspect layernorm_forward --version 6",
     "kbench inspect attention_backward:8 --arch sm_80 --dtype bf16",
     "kbench inspect gelu_forward:2 --block-sizes 256 --ptx",
+    "kbench inspect softmax_forward:5 --counts",
 )
 LEGEND = (
     "fit: blocks that one multiprocessor holds at once; occup: their warps, of all that it can hold; waves: how often "
@@ -40,6 +45,7 @@ STEPS = {
     "AllReduce": "a library's all-reduce",
 }
 _Pairs = tuple[tuple[str, int], ...]  # sizes or parameters, by name
+_NO_KERNEL = "// no kernel: all of it is steps of libraries"
 _USUAL_BLOCK = 256  # the one whose instructions are shown where each block size has a kernel of its own
 
 
@@ -56,6 +62,12 @@ def inspect(
     preset: o.PresetOption = None,
     dtype: o.DtypeOption = None,
     ptx: Annotated[bool, typer.Option("--ptx", help="The PTX itself in place of the tables.")] = False,
+    sass: Annotated[bool, typer.Option("--sass", help="The machine code itself, by nvdisasm.")] = False,
+    line_info: Annotated[bool, typer.Option("--line-info", help="With --sass: the lines it comes from.")] = False,
+    counts: Annotated[
+        bool, typer.Option("--counts", help="Run it on the emulator: sectors and bank conflicts, line by line.")
+    ] = False,
+    time_limit: o.TimeLimitOption = 30.0,
     family_dir: o.FamilyDirOption = None,
     json: o.JsonOption = False,
     debug: o.DebugOption = False,
@@ -63,33 +75,74 @@ def inspect(
     """Show registers, spills, shared memory, occupancy and instructions of a version's kernels, without a GPU.
 
     TARGET is FAMILY or FAMILY:VERSIONS, such as layernorm_forward:6. Kernels are compiled for --arch by NVRTC. A plan
-    may depend on the number of multiprocessors: a card that is named stands for the architecture.
+    may depend on the number of multiprocessors: a card that is named stands for the architecture. With --counts they
+    run on the CPU emulator instead, with the `small` preset and one block size unless others are named.
     """
+    _require_one(ptx=ptx, sass=sass, counts=counts, arch=arch, line_info=line_info)
     screen = Screen(json)
     selection = Selection(
         parse_targets([target], version),
-        "sweep",
+        "run" if counts else "sweep",
         block_sizes=parse_block_sizes(block_sizes) if block_sizes is not None else None,
         sizes=parse_sizes(size or []),
         preset=preset,
         dtype=parse_dtype(dtype, "inspect"),
         params=parse_params(param or []),
     )
-    found = _examine(selection, arch, family_dir)
-    documents = [{**each.to_dict(), **({"ptx": each.ptx} if ptx else {})} for each in found]
+    if counts:
+        return show_counts(selection, family_dir or (), time_limit, screen, debug)
+    nvdisasm = require_nvdisasm() if sass else find_nvdisasm()
+    found = _examine(selection, arch, family_dir, nvdisasm, sass, line_info)
+    documents = [{**each.to_dict(), **({"ptx": each.ptx} if ptx else _sass(each) if sass else {})} for each in found]
     screen.document("inspect", {"inspections": documents})
     for position, each in enumerate(found):
         if position:
             screen.say()
-        if ptx:
+        if ptx or sass:
             screen.say(f"// {each.family} version {each.version.number}, {_problem(each)}")
-            screen.say(each.ptx.rstrip() or "// no kernel: all of it is steps of libraries")
+        if ptx:
+            screen.say(each.ptx.rstrip() or _NO_KERNEL)
+        elif sass:
+            _list_code(each, screen)
         else:
             _show(each, screen)
     return int(Exit.OK)
 
 
-def _examine(selection: Selection, arch: str | None, family_dir: o.FamilyDirOption) -> list[Inspection]:
+def _require_one(*, ptx: bool, sass: bool, counts: bool, arch: str | None, line_info: bool) -> None:
+    """Raises UsageError for options that exclude one another."""
+    asked = [name for name, wanted in (("--ptx", ptx), ("--sass", sass), ("--counts", counts)) if wanted]
+    if len(asked) > 1:
+        raise UsageError(f"{asked[0]} and {asked[1]} are two different reports", "ask for one of them")
+    if counts and arch is not None:
+        raise UsageError("--arch says nothing with --counts: the emulator runs no GPU's code", "leave one of them out")
+    if line_info and not sass:
+        raise UsageError("--line-info belongs to --sass", "add --sass")
+
+
+def _sass(found: Inspection) -> dict[str, Any]:
+    code = found.machine_code
+    return {"sass": {kernel: "\n".join(lines) for kernel, lines in code.listings.items()} if code is not None else {}}
+
+
+def _list_code(found: Inspection, screen: Screen) -> None:
+    if found.machine_code is None:
+        screen.say(_NO_KERNEL)
+        return
+    for kernel, lines in found.machine_code.listings.items():
+        screen.say(f"\n// {kernel}, {found.arch}")
+        for line in lines:
+            screen.say(line)
+
+
+def _examine(
+    selection: Selection,
+    arch: str | None,
+    family_dir: o.FamilyDirOption,
+    nvdisasm: Path | None,
+    required: bool,
+    lines: bool,
+) -> list[Inspection]:
     from kbench.catalog import load_catalog
     from kbench.inspect.architectures import architecture_of
     from kbench.inspect.examine import examine
@@ -101,10 +154,16 @@ def _examine(selection: Selection, arch: str | None, family_dir: o.FamilyDirOpti
     for job in selection.jobs(catalog, "cuda"):
         key = (job.family, job.version, tuple(job.sizes.items()), job.dtype, tuple(job.params.items()))
         subjects.setdefault(key, []).append(job.block)
-    found = [
-        examine(catalog, family, number, Problem(dict(sizes), dtype), blocks, arch, dict(params))
-        for (family, number, sizes, dtype, params), blocks in subjects.items()
-    ]
+    found = []
+    for (family, number, sizes, dtype, params), blocks in subjects.items():
+        what = (catalog, family, number, Problem(dict(sizes), dtype), blocks, arch, dict(params))
+        try:
+            found.append(examine(*what, nvdisasm=nvdisasm, lines=lines))
+        except DisassemblyError:
+            if required:
+                raise
+            nvdisasm = None  # too old for the architecture, say: the tables do without it
+            found.append(examine(*what))
     if all(not each.kernels and not each.others for each in found):
         first = found[0]
         reason = next(iter(first.refused.values()), "its plan is empty")
@@ -155,8 +214,25 @@ def _show_kernel(found: Inspection, rows: Sequence[Examined], screen: Screen) ->
     else:
         screen.prose("no single resource within reach changes how many blocks fit", "  ")
     screen.say()
-    mix = found.mixes[usual.launch.kernel]
-    where = "" if same else f" of {usual.launch.kernel}"
+    _show_mix(found, usual.launch.kernel, "" if same else f" of {usual.launch.kernel}", screen)
+
+
+def _show_mix(found: Inspection, kernel: str, where: str, screen: Screen) -> None:
+    mix = found.mixes[kernel]
+    if found.machine_code is not None:
+        sass = found.machine_code.mixes[kernel]
+        screen.prose(f"instructions{where}, in PTX and in machine code:", "  ", rest="    ")
+        screen.say()
+        columns = [Column(""), Column("class"), Column("PTX", "right"), Column("SASS", "right")]
+        names = in_order(Counter(mix) + Counter(sass))
+        groups = [group_of(name) for name in names]
+        lines = [
+            ["" if i and groups[i - 1] == groups[i] else groups[i], _named(name), _count(mix, name), _count(sass, name)]
+            for i, name in enumerate(names)
+        ]
+        lines.append(["", "all", f"{sum(mix.values()):,}", f"{sum(sass.values()):,}"])
+        screen.table(columns, lines, indent=2)
+        return
     screen.prose(f"{sum(mix.values()):,} instructions in the PTX{where}:", "  ", rest="    ")
     widest = max(map(len, GROUPS))
     for group in GROUPS:
@@ -234,6 +310,10 @@ def _cliff(cliff: Cliff) -> str:
         what = f"{count:,} B shared {'less' if cliff.change < 0 else 'more'}"
     then = f"{cliff.occupancy.blocks} ({cliff.occupancy.share:.0%})" if cliff.occupancy.blocks else "no launch"
     return f"{what}: {then}"
+
+
+def _count(mix: Mapping[str, int], name: str) -> str:
+    return f"{mix[name]:,}" if name in mix else ""
 
 
 def _named(name: str) -> str:

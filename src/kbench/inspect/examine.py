@@ -12,13 +12,15 @@ from typing import Any
 
 from kbench.catalog import Catalog, describe_fault, kernel_folder
 from kbench.device.base import KernelInfo
-from kbench.device.cuda.compile import Ptx, compile_cubin, compile_ptx, nvrtc_version
+from kbench.device.cuda.compile import Cubin, Ptx, compile_cubin, compile_ptx, nvrtc_version
 from kbench.errors import UsageError
 from kbench.family import Family, Launch, Problem, Step, Version, checked_plan, kernels_of
 from kbench.inspect.architectures import Architecture, architecture_of
 from kbench.inspect.instructions import instruction_mix
+from kbench.inspect.nvdisasm import disassemble, instructions, listing
 from kbench.inspect.occupancy import Cliff, Occupancy, Usage, cliffs, occupancy
-from kbench.source import base_name, load_source
+from kbench.inspect.sass import sass_mix
+from kbench.source import Source, base_name, load_source
 
 # Most GPUs of today's data centres; every version of kbench's own compiles for it.
 USUAL_ARCH = "sm_90"
@@ -47,12 +49,21 @@ class Examined:
 
 
 @dataclass(frozen=True)
+class MachineCode:
+    """By name expression: the lines of the code to be read, and the counts of its instructions by class."""
+
+    listings: Mapping[str, tuple[str, ...]]
+    mixes: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True)
 class Inspection:
     """What is known of one version at one problem.
 
     arch: as compiled for, "sm_90a". compiler: which and its version, "" where there was nothing to compile. kernels: by
     kernel in the order of the plan, then by block size. mixes: name expression to the counts of its PTX. others: the
     plan's other steps, "Gemm" to how many. refused: block size to why. params: what the version declares, as compiled.
+    machine_code: None without nvdisasm.
     """
 
     family: str
@@ -67,6 +78,7 @@ class Inspection:
     refused: dict[int, str]
     ptx: str
     params: dict[str, int] = field(default_factory=dict)
+    machine_code: MachineCode | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -83,6 +95,7 @@ class Inspection:
             "card": {"name": card.card, "multiprocessors": card.multiprocessors},
             "kernels": [_to_dict(kernel) for kernel in self.kernels],
             "instructions": self.mixes,
+            "sass_instructions": dict(self.machine_code.mixes) if self.machine_code is not None else None,
             "other_steps": self.others,
             "refused": [{"block": block, "reason": reason} for block, reason in self.refused.items()],
         }
@@ -96,11 +109,15 @@ def examine(
     blocks: Sequence[int],
     arch: str | None,
     params: Mapping[str, int] | None = None,
+    *,
+    nvdisasm: Path | None = None,
+    lines: bool = False,
 ) -> Inspection:
     """Compile a version's kernels and work out what they use.
 
     arch: "sm_90"; None takes the one that the version needs, or the usual one. params: its defaults if left out.
-    Raises UsageError for an architecture that is not known or not the version's, CannotRunError without NVRTC,
+    nvdisasm: the program, for the machine code; lines: with the lines of the source in it. Raises UsageError for an
+    architecture that is not known or not the version's, CannotRunError without NVRTC or where nvdisasm fails,
     CompileError if the source is at fault.
     """
     family, version = catalog[name], catalog.version(name, number)
@@ -110,13 +127,16 @@ def examine(
     plans, refused = _plans(family, version, problem, blocks, architecture, chosen)
     kernels = sorted({kernel for plan in plans.values() for kernel in kernels_of(plan)})
     infos: dict[str, KernelInfo] = {}
-    ptx, compiler = Ptx("", {}), ""
+    ptx, compiler, machine_code = Ptx("", {}), "", None
     if kernels:
         source = load_source(Path(family.sources[number]), (kernel_folder(),))
         # NVRTC lets go of the interpreter: the front end runs twice, but beside itself.
         with ThreadPoolExecutor(1) as pool:
             text = pool.submit(compile_ptx, source, kernels, arch)
-            infos = dict(compile_cubin(source, kernels, arch).infos)
+            cubin = compile_cubin(source, kernels, arch)
+            infos = dict(cubin.infos)
+            if nvdisasm is not None:
+                machine_code = _machine_code(cubin, source, nvdisasm, lines)
             ptx = text.result()
         compiler = "NVRTC {}.{}".format(*nvrtc_version())
     mixes = instruction_mix(ptx.text)
@@ -135,6 +155,17 @@ def examine(
         refused,
         ptx.text,
         chosen,
+        machine_code,
+    )
+
+
+def _machine_code(cubin: Cubin, source: Source, nvdisasm: Path, lines: bool) -> MachineCode:
+    texts = disassemble(cubin.data, nvdisasm, lines)
+    files = {str(path): text for path, text in [(source.path, source.text), *((p, t) for _, p, t in source.includes)]}
+    of_kernel = {kernel: texts[lowered] for kernel, lowered in cubin.lowered.items()}
+    return MachineCode(
+        {kernel: tuple(listing(text, files)) for kernel, text in of_kernel.items()},
+        {kernel: sass_mix(instructions(text)) for kernel, text in of_kernel.items()},
     )
 
 

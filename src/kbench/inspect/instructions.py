@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 # In the order in which they are shown. Accesses to memory carry their width behind the name: "global loads, 128 bits".
 GROUPS = {
@@ -54,7 +54,7 @@ GROUPS = {
         "integer",
         "integer divisions",
     ),
-    "control": ("comparisons and selections", "branches", "calls", "moves", "other"),
+    "control": ("comparisons and selections", "branches", "convergence", "calls", "moves", "other"),
 }
 
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
@@ -77,7 +77,8 @@ _SPACES = {"global": "global", "shared": "shared", "local": "local", "const": "c
 def instruction_mix(ptx: str) -> dict[str, dict[str, int]]:
     """By the lowered name of each kernel in `ptx`: class to count, classes in the order of GROUPS."""
     text = _LINE_DIRECTIVE.sub("", _COMMENT.sub(" ", ptx))
-    return {match[1]: _counted(_body(text, match.end())) for match in _ENTRY.finditer(text)}
+    bodies = {match[1]: _body(text, match.end()) for match in _ENTRY.finditer(text)}
+    return {name: in_order(Counter(_class(opcode) for opcode in _opcodes(body))) for name, body in bodies.items()}
 
 
 def group_of(name: str) -> str:
@@ -86,8 +87,8 @@ def group_of(name: str) -> str:
     return next(group for group, names in GROUPS.items() if plain in names)
 
 
-def _counted(body: str) -> dict[str, int]:
-    counts = Counter(_class(opcode) for opcode in _opcodes(body))
+def in_order(counts: Mapping[str, int]) -> dict[str, int]:
+    """Counts of classes in the order of GROUPS, wide accesses first."""
     order = [name for names in GROUPS.values() for name in names]
 
     def place(name: str) -> tuple[int, int]:

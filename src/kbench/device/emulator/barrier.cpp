@@ -1,6 +1,7 @@
 // __syncthreads and its variants with a predicate.
 #include <cstring>
 
+#include "counter.h"
 #include "scheduler.h"
 
 namespace emu {
@@ -44,6 +45,8 @@ int emu_barrier(int kind, int predicate, const char* file, int line) {
     Worker& worker = *current_worker;
     ThreadState& thread = current_thread();
     Barrier& barrier = worker.barrier;
+    if (__builtin_expect(worker.counter != nullptr, 0))
+        worker.counter->barrier(worker, thread, reinterpret_cast<uintptr_t>(__builtin_return_address(0)) - 1);
     if (!barrier.waiting) {
         barrier.kind = kind;
         barrier.file = file;

@@ -28,6 +28,13 @@ _SIGNATURE = _HERE.parent / "signature.h"
 RUNTIME_OPTIONS = ("-O2", "-pthread")
 # -O1: kernels are compiled more often than they run for long; -O2 saves less time than it takes to compile.
 KERNEL_OPTIONS = ("-O1", "-DKBENCH_EMULATOR=1", "-w")
+# Calls of the runtime before each access and at the start of each basic block: see hooks.cpp. Without more, g++ would
+# take a 16-byte structure apart and load its parts one by one. Blocks of code must stand in the order of the source:
+# by it the runtime finds out which lanes of a warp run together.
+COUNT_OPTIONS = (
+    "-DKBENCH_EMULATOR_COUNTS=1", "-fsanitize=thread", "-fsanitize-coverage=trace-pc", "-fno-tree-sra", "-fno-ipa-sra",
+    "-fno-reorder-blocks", "-fno-reorder-blocks-and-partition",
+)  # fmt: skip
 
 _ERROR = re.compile(r"^(?P<file>.+?):(?P<line>\d+)(?::\d+)?:\s*(?:fatal )?error:\s*(?P<text>.*)$", re.MULTILINE)
 # Said by a compiler that lacks a part of itself, memory or disk space: no fault of the source. A line of
@@ -69,9 +76,10 @@ def build_runtime() -> Path:
         return cache.library(name, lambda path: _make_runtime(compiler, path))
 
 
-def build_kernels(source: Source, kernels: Sequence[str]) -> Path:
+def build_kernels(source: Source, kernels: Sequence[str], counts: bool = False) -> Path:
     """A library that exports `kernels`, which are C++ name expressions, as emu_kernel_0, emu_kernel_1, ...
 
+    counts: built so that the runtime sees each access to memory, which makes it slow.
     Raises CompileError, whose message names the user's file and line, and CannotRunError if the compiler is broken.
     """
     # __global__ is an empty word here, so the compiler would not mind.
@@ -81,12 +89,19 @@ def build_kernels(source: Source, kernels: Sequence[str]) -> Path:
     runtime = build_runtime()
     includes = [str(path) for _, path, _ in source.includes]
     places = (str(source.path), *includes)  # they stand in the debug information
+    if counts and compiler.kind != "gcc":
+        raise CannotRunError(
+            f"accesses are counted in code of g++ only, and the compiler here is {compiler}: it would take 16-byte "
+            "accesses apart and hide copies",
+            "install the system package g++, and unset $KBENCH_CXX and $CXX or name it there",
+        )
+    options = [*KERNEL_OPTIONS, *(COUNT_OPTIONS if counts else ())]
     key = cache.key_of(
-        [*_identity(compiler), *KERNEL_OPTIONS, *_headers_text(), runtime.name, *places, source.digest, *kernels]
+        [*_identity(compiler), *options, *_headers_text(), runtime.name, *places, source.digest, *kernels]
     )
     name = f"{source.path.stem}-{key}.so"
     with _locks[name]:
-        return cache.library(name, lambda path: _make_kernels(compiler, source, kernels, runtime, path))
+        return cache.library(name, lambda path: _make_kernels(compiler, source, kernels, options, runtime, path))
 
 
 def _identity(compiler: Compiler) -> tuple[str, ...]:
@@ -110,13 +125,21 @@ def _make_runtime(compiler: Compiler, path: Path) -> None:
         raise CompileError(f"the emulator's runtime does not compile with {compiler}: {_first_line(failed)}", failed)
 
 
-def _make_kernels(compiler: Compiler, source: Source, kernels: Sequence[str], runtime: Path, path: Path) -> None:
+def _make_kernels(
+    compiler: Compiler, source: Source, kernels: Sequence[str], own: Sequence[str], runtime: Path, path: Path
+) -> None:
     main = write_translation(source, kernels, path.parent)
     folders = [f"-I{folder}" for folder in (_INCLUDE, *source.folders)]
-    options = [*compiler.options, *KERNEL_OPTIONS, *folders, "-include", str(_INCLUDE / "cuda_emulator.h")]
+    options = [*compiler.options, *own, *folders, "-include", str(_INCLUDE / "cuda_emulator.h")]
     # The runtime is named, and found again by its soname: already loaded, wherever the cache has moved to since.
     libraries = ["-shared", "-Wl,-z,defs", str(runtime)]
-    failed = _run(compiler, [*compiler.command, *options, str(main), *libraries], path)
+    if "-fsanitize=thread" in own:
+        # Compiled and linked apart: else the sanitizer's own library would come in, in whose place the runtime stands.
+        compiled = main.with_suffix(".o")
+        failed = _run(compiler, [*compiler.command, *options, "-c", str(main)], compiled)
+        failed = failed or _run(compiler, [*compiler.command, *compiler.options, str(compiled), *libraries], path)
+    else:
+        failed = _run(compiler, [*compiler.command, *options, str(main), *libraries], path)
     if failed:
         raise CompileError(_summary(source, kernels, failed), failed)
 

@@ -9,6 +9,7 @@ import platform
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,12 +83,12 @@ class EmulatorDevice(Device):
     def build(self, source: Source, kernels: Sequence[str], arch: str = "") -> LoadedModule:
         """Compile and load `kernels`. `arch` is of no meaning here."""
         names = tuple(dict.fromkeys(kernels))
-        path = build_kernels(source, names)
+        path = self._compile(source, names)
         key = (str(path), names)
         with self._lock:
             if key not in self._modules:
                 files = (source.path.name, *(included.name for _, included, _ in source.includes))
-                self._modules[key] = _load(self._loaded_runtime(), path, source, names, files)
+                self._modules[key] = self._load(path, source, names, files)
             return self._modules[key]
 
     def free_memory(self) -> int:
@@ -163,6 +164,21 @@ class EmulatorDevice(Device):
 
     # ------------------------------------------------------------------------------------------ inside
 
+    def _compile(self, source: Source, kernels: tuple[str, ...]) -> Path:
+        return build_kernels(source, kernels)
+
+    def _load(self, path: Path, source: Source, names: tuple[str, ...], files: tuple[str, ...]) -> LoadedModule:
+        runtime = self._loaded_runtime()
+        try:
+            return runtime.load(path, names, files)
+        except OSError as error:
+            log.warning("%s in the cache cannot be loaded (%s): compiling it again", path.name, error)
+            path.unlink(missing_ok=True)
+            try:
+                return runtime.load(self._compile(source, names), names, files)
+            except OSError as again:
+                raise CannotRunError(f"compiled kernels of {source.path.name} cannot be loaded: {again}") from again
+
     def _loaded_runtime(self) -> Runtime:
         if self._runtime is None:
             self._runtime = _load_runtime()
@@ -181,7 +197,11 @@ class EmulatorDevice(Device):
         typed_arguments(step.kernel, module.kernels[step.kernel].parameters, step.args, tensors, lambda ref: 0)
 
     def _launch(self, request: LaunchRequest, schedule: str) -> None:
-        report = self._loaded_runtime().launch(request, schedule, self.seed, self.workers, self.time_limit)
+        self._launch_counted(request, schedule, None)
+
+    def _launch_counted(self, request: LaunchRequest, schedule: str, counter: int | None) -> None:
+        workers = 1 if counter else self.workers
+        report = self._loaded_runtime().launch(request, schedule, self.seed, workers, self.time_limit, counter)
         if report is not None:
             raise self._fault(request, report)
 
@@ -245,18 +265,6 @@ def _load_runtime() -> Runtime:
             return load_runtime(build_runtime())
         except OSError as again:
             raise CannotRunError(f"the emulator's runtime cannot be loaded: {again}") from again
-
-
-def _load(runtime: Runtime, path: Any, source: Source, names: tuple[str, ...], files: tuple[str, ...]) -> LoadedModule:
-    try:
-        return runtime.load(path, names, files)
-    except OSError as error:
-        log.warning("%s in the cache cannot be loaded (%s): compiling it again", path.name, error)
-        path.unlink(missing_ok=True)
-        try:
-            return runtime.load(build_kernels(source, names), names, files)
-        except OSError as again:
-            raise CannotRunError(f"compiled kernels of {source.path.name} cannot be loaded: {again}") from again
 
 
 def _usable_cpus() -> int:

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "counter.h"
 #include "faults.h"
 #include "memory.h"
 #include "module.h"
@@ -80,6 +81,9 @@ void check_dynamic_slack(Worker& worker) {
 // Not inlined: the context switch loses all registers, which is cheapest where few are live.
 __attribute__((noinline)) void run_block(Worker& worker, uint64_t number) {
     reset(worker, number);
+    Counter* const counter = worker.launch->request.counter;
+    worker.counter = counter && counter->chooses(number, worker.launch->blocks) ? counter : nullptr;
+    if (worker.counter) counter->begin_block(worker);
     const unsigned first_warp = worker.order == kReverse ? worker.warp_count - 1 : 0;
     ThreadState* first = pick(worker, first_warp);
     take(worker, *first);
@@ -92,6 +96,8 @@ __attribute__((noinline)) void run_block(Worker& worker, uint64_t number) {
     if (worker.outcome == Outcome::deadlock) report_deadlock(worker);
     if (worker.outcome == Outcome::finished) check_dynamic_slack(worker);
     else worker.fibers.reclaim();
+    if (worker.counter && worker.outcome == Outcome::finished) counter->end_block(worker);
+    worker.counter = nullptr;
 }
 
 // ------------------------------------------------------------------------------------------------ one worker's share

@@ -83,6 +83,12 @@ class Memory:
         for buffer in list(self._buffers.values()):
             self.free(buffer)
 
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """All that are allocated, in the order of their addresses."""
+        with self._lock:
+            return tuple(buffer for _, buffer in sorted(self._buffers.items()))
+
     def poison(self, buffer: Buffer, byte: int) -> None:
         _bytes_at(buffer.address, buffer.handle.nbytes)[...] = byte
 

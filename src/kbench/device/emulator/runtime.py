@@ -32,6 +32,7 @@ class _Request(ctypes.Structure):
         ("order", ctypes.c_int32),
         ("seed", ctypes.c_uint32),
         ("time_limit", ctypes.c_double),
+        ("counter", ctypes.c_void_p),
     ]
 
 
@@ -114,6 +115,7 @@ class Runtime:
         self._start = _function(library.emu_start, None, ctypes.POINTER(_Request))
         self._wait = _function(library.emu_wait, ctypes.c_int, ctypes.c_double, ctypes.POINTER(Report))
         self._cancel = _function(library.emu_cancel, None)
+        self.library = library
         self._turn = threading.Lock()
 
     def load(self, path: Path, kernels: Sequence[str], files: tuple[str, ...]) -> LoadedModule:
@@ -127,14 +129,19 @@ class Runtime:
             loaded[name] = LoadedKernel(name, parse_signature(record.signature.decode()), ctypes.addressof(record))
         return LoadedModule(path, loaded, self._find_module(code) if code else 0, files, library)
 
-    def launch(self, request: LaunchRequest, order: str, seed: int, workers: int, time_limit: float) -> Report | None:
-        """Run a kernel to its end; returns what stopped it, or None. KeyboardInterrupt ends it early."""
+    def launch(
+        self, request: LaunchRequest, order: str, seed: int, workers: int, time_limit: float, counter: int | None = None
+    ) -> Report | None:
+        """Run a kernel to its end; returns what stopped it, or None. KeyboardInterrupt ends it early.
+
+        counter: what counts the accesses (`counter.py`); it takes one worker.
+        """
         values = request.arguments
         parameters = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         native = _Request(
             request.kernel.address, request.module.address, parameters,
             (ctypes.c_uint32 * 3)(*request.grid), (ctypes.c_uint32 * 3)(*request.block),
-            request.shared, workers, ORDERS[order], seed & 0xFFFFFFFF, time_limit,
+            request.shared, workers, ORDERS[order], seed & 0xFFFFFFFF, time_limit, counter,
         )  # fmt: skip
         report = Report()
         with self._turn:

@@ -1,6 +1,8 @@
 // The life of CUDA threads: started on a fiber, run to their end, reported when they cannot go on.
 #include "scheduler.h"
 
+#include "counter.h"
+
 EMU_THREAD_LOCAL char* emu_dynamic_shared;
 
 namespace emu {
@@ -16,6 +18,7 @@ void retire(Worker& worker, ThreadState& thread) {
     Warp& warp = worker.warps[thread.warp];
     warp.alive &= ~bit(thread.lane);
     --worker.alive;
+    if (__builtin_expect(worker.counter && !warp.alive, 0)) worker.counter->replay(thread.warp);
     // A thread that has returned counts as arrived everywhere (CUDA since sm_70).
     if (__builtin_expect(warp.groups_used, 0)) complete_groups_after_exit(worker, warp);
     if (__builtin_expect(worker.barrier.waiting, 0) && worker.barrier.waiting == worker.alive) release_barrier(worker);

@@ -75,6 +75,8 @@ struct Module {
     size_t tls_bytes;
 };
 
+class Counter;
+
 // What Python asks for. Mirrored by runtime.py.
 struct Request {
     const Kernel* kernel;
@@ -87,6 +89,7 @@ struct Request {
     int32_t order;
     uint32_t seed;
     double time_limit;  // seconds
+    Counter* counter;   // null: nothing is counted. Else there is one worker, so that the counts are the same each time
 };
 
 struct Launch {
@@ -118,6 +121,7 @@ struct Worker {
     FiberPool fibers;
     Block block;
     Launch* launch;
+    Counter* counter;     // null unless the block that runs is counted
     char* shared_memory;  // static __shared__ variables of the kernel's module: its thread-local storage
     char* dynamic_low;    // mapping of dynamic shared memory, between guards of kDynamicGuard bytes
     size_t dynamic_capacity;

@@ -2,6 +2,7 @@
 // come computes the results of all and goes on, the others become ready.
 #include <cstring>
 
+#include "counter.h"
 #include "scheduler.h"
 
 namespace emu {
@@ -159,6 +160,7 @@ uint64_t meet(int op, unsigned mask, uint64_t value, int argument, int width, em
     warp.width[lane] = width;
     group.arrived |= bit(lane);
     if (group.arrived == (mask & warp.alive)) {
+        if (__builtin_expect(worker.counter && group.arrived == warp.alive, 0)) worker.counter->replay(thread.warp);
         complete(worker, warp, group);
         take(worker, thread);
         return warp.result[lane];

@@ -68,3 +68,5 @@ EMU_API void emu_warp_call(emu_warp_function function, void* argument, unsigned 
 EMU_API void emu_stop(const char* kind, const char* message, const char* file, int line) __attribute__((noreturn));
 EMU_API unsigned emu_active_mask(const char* file, int line);
 EMU_API int emu_printf(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// In kernels built for counting, before each atomic operation of CUDA.
+EMU_API void emu_count_atomic(const volatile void* address, unsigned bytes);

@@ -1,10 +1,18 @@
 // Atomic operations, relaxed as on the GPU. Each exists for the device, the block and the system: here the same.
 #pragma once
 
+// One operation of CUDA may be a loop here: where accesses are counted, it says that it is one.
+#ifdef KBENCH_EMULATOR_COUNTS
+#define EMU_ONE_ATOMIC(address) emu_count_atomic(address, sizeof *(address))
+#else
+#define EMU_ONE_ATOMIC(address) ((void)0)
+#endif
+
 namespace emu {
 
 // Replaces *address by change(*address) and returns what was there before. T is 2, 4 or 8 bytes.
 template <class T, class Change> inline T update(T* address, Change change) {
+    EMU_ONE_ATOMIC(address);
     T old, next;
     __atomic_load(address, &old, __ATOMIC_RELAXED);
     do next = change(old);
@@ -13,11 +21,13 @@ template <class T, class Change> inline T update(T* address, Change change) {
 }
 
 template <class T> inline T compare_and_swap(T* address, T expected, T value) {
+    EMU_ONE_ATOMIC(address);
     __atomic_compare_exchange(address, &expected, &value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     return expected;
 }
 
 }  // namespace emu
+#undef EMU_ONE_ATOMIC
 
 #define EMU_ATOMIC_SCOPE(name, T, ...) \
     inline T name(T* address, T value) { return emu::update(address, [=](T old) -> T { return __VA_ARGS__; }); }
