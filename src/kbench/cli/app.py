@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kbench import __version__
-from kbench.cli import check, data, doctor, inspect, plot, run, sweep, train
+from kbench.cli import check, data, doctor, export, inspect, plot, run, sweep, train
 from kbench.cli import list as listing
 from kbench.cli.output import is_unwritable, one_line, report_error, report_unwritable, silence, start, state, write
 from kbench.cli.screen import document_error
@@ -193,6 +193,7 @@ def _build() -> typer.Typer:
     _add(application, "sweep", sweep.sweep, sweep.EXAMPLES, "Check, then time, every version and block size.")
     _add(application, "plot", plot.plot, plot.EXAMPLES, "Draw a run: one HTML page of pictures.")
     _add(application, "inspect", inspect.inspect, inspect.EXAMPLES, "Show what kernels use and how many fit; no GPU.")
+    _add(application, "export", export.export, export.EXAMPLES, "Write one version as a CUDA program of one file.")
     _add(application, "train", train.train, train.EXAMPLES, "Train GPT-2 with the fastest proven versions.")
     _add_data(application)
     _add(application, "doctor", doctor.doctor, doctor.EXAMPLES, "Show what this machine has, and what is missing.")

@@ -95,7 +95,7 @@ def examine(
     that is not known or not the version's, CannotRunError without NVRTC, CompileError if the source is at fault.
     """
     family, version = catalog[name], catalog.version(name, number)
-    arch = _arch(name, version, arch)
+    arch = arch_of(name, version, arch)
     architecture = architecture_of(arch)
     plans, refused = _plans(family, version, problem, blocks, architecture)
     kernels = sorted({kernel for plan in plans.values() for kernel in kernels_of(plan)})
@@ -127,7 +127,7 @@ def examine(
     )
 
 
-def _arch(name: str, version: Version, arch: str | None) -> str:
+def arch_of(name: str, version: Version, arch: str | None) -> str:
     """What to compile for: where a version needs the variant "sm_90a", "sm_90" means that."""
     if arch is None:
         return version.arch or USUAL_ARCH
