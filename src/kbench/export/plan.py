@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 
@@ -105,9 +106,8 @@ def _dim3(sizes: Sequence[int]) -> str:
 def _argument(arg: str | Ref | int | float, code: PlanCode) -> str:
     if isinstance(arg, str | Ref):
         return _element(arg, code)
-    if isinstance(arg, float):
-        return _number(arg)
-    return _integer(int(arg)) if isinstance(arg, Integral) else _number(float(arg))
+    number: Any = arg  # of numpy, too
+    return _integer(int(number)) if isinstance(number, Integral) else _number(float(number))
 
 
 def _number(number: float) -> str:

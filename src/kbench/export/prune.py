@@ -6,6 +6,7 @@ directly or through others. What cannot be told apart with certainty stays: too 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ def device_code(source: Source, kernels: Iterable[str]) -> tuple[tuple[str, ...]
 
     Raises UsageError where files include one another in a circle.
     """
-    parts = [*split(expand(source))]
+    parts = _parts(expand(source))
     headers: dict[str, None] = {}
     rest: list[Part] = []
     for part in parts:
@@ -104,6 +105,11 @@ def expand(source: Source) -> str:
 
 
 # --------------------------------------------------------------------------------------------- parts
+
+
+@functools.lru_cache(maxsize=8)
+def _parts(text: str) -> tuple[Part, ...]:
+    return tuple(split(text))
 
 
 def split(text: str) -> Iterator[Part]:
@@ -220,7 +226,7 @@ def _names(piece: list[tuple[str, str]]) -> frozenset[str] | None:
         return _own(_qualified(before)) if len(before) > 1 else None
     if any(word in _CLASSES for word in head):
         # Enumerators are names as well; members do no harm.
-        return _own(words if "enum" in head else [*head, *_tail(words)])
+        return _own(words if "enum" in head else _outside_braces(words))
     return _own(head)
 
 
@@ -270,9 +276,13 @@ def _without_attributes(words: list[str]) -> list[str]:
     return kept
 
 
-def _tail(words: list[str]) -> list[str]:
-    """What stands behind the last brace: variables that a class declares."""
-    return words[len(words) - words[::-1].index("}") :] if "}" in words else []
+def _outside_braces(words: list[str]) -> Iterator[str]:
+    """Of a class its name, what it derives from, and the variables that it declares."""
+    depth = 0
+    for word in words:
+        depth += {"{": 1, "}": -1}.get(word, 0)
+        if depth == 0:
+            yield word
 
 
 def _closing(words: list[str], opening: int) -> int:
