@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "kbench export layernorm_forward --version 6",
     "kbench export attention_backward:8 --size T=33 --dtype bf16 -o bug.cu",
-    "kbench export softmax_forward:7 --preset default --seed 1 -o - | less",
+    "kbench export gelu_forward:2 --preset default --seed 1 -o gelu.cu",
 )
 STDOUT = "-"
 

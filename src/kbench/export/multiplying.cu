@@ -22,7 +22,10 @@ public:
                 float beta, int32_t batch, cublasLtEpilogue_t epilogue, const void* bias, void* aux, int64_t aux_ld) {
         name_ = name, left_ = left.data, right_ = right.data, out_ = const_cast<void*>(out.data);
         alpha_ = alpha, beta_ = beta;
-        require(cublasLtCreate(&handle_), name);
+        if (!handle_) {
+            require(cublasLtCreate(&handle_), name);
+            EXPORTED_CALL(cudaMalloc(&workspace_, kWorkspace));
+        }
         require(cublasLtMatmulDescCreate(&desc_, compute, CUDA_R_32F), name);
         set(CUBLASLT_MATMUL_DESC_TRANSA, left.transpose ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(CUBLASLT_MATMUL_DESC_TRANSB, right.transpose ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -37,7 +40,6 @@ public:
         }
         left_layout_ = layout(left, batch), right_layout_ = layout(right, batch), out_layout_ = layout(out, batch);
         choose(left, right, out);
-        EXPORTED_CALL(cudaMalloc(&workspace_, kWorkspace));
     }
 
     void run(cudaStream_t stream) const {
@@ -89,11 +91,14 @@ private:
         cublasLtMatmulPreferenceDestroy(preference);
     }
 
+    // For all of them: they run one after the other.
+    static inline cublasLtHandle_t handle_ = nullptr;
+    static inline void* workspace_ = nullptr;
+
     const char* name_ = "";
     const void *left_ = nullptr, *right_ = nullptr;
-    void *out_ = nullptr, *workspace_ = nullptr;
+    void* out_ = nullptr;
     float alpha_ = 1.0f, beta_ = 0.0f;
-    cublasLtHandle_t handle_ = nullptr;
     cublasLtMatmulDesc_t desc_ = nullptr;
     cublasLtMatrixLayout_t left_layout_ = nullptr, right_layout_ = nullptr, out_layout_ = nullptr;
     cublasLtMatmulAlgo_t algorithm_ = {};

@@ -35,4 +35,6 @@ def build_on_cpu(text: str, folder: Path) -> Path:
 
 
 def run(program: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(program), *options], capture_output=True, text=True, timeout=120)
+    """What it says is all in `stdout`: the emulator's printf writes to the other stream."""
+    command = [str(program), *options]
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
