@@ -22,6 +22,12 @@ LARGE = Job("layernorm_backward", 8, "", {"B": 4, "T": 300, "C": 264, "accumulat
 # Outputs that may hold anything in places, and -0 that is not 0.
 TRIANGLE = Job("trimat_forward", 3, "", {"B": 1, "T": 33, "C": 32, "NH": 2}, "fp16", 256)
 EXACT = Job("encoder_forward", 2, "", {"B": 2, "T": 9, "C": 24, "V": 50}, "bf16", 64)
+# Matrix products: batched, across and strided; with bias and GELU; back through GELU.
+HEADS = Job("attention_backward", 9, "", {"B": 2, "T": 9, "C": 16, "NH": 2}, "bf16", 128)
+GELU = Job("matmul_forward", 5, "", {"B": 1, "T": 5, "C": 24, "OC": 16, "gelu": 1, "bias": 1}, "fp32", 256)
+BACK = Job(
+    "matmul_backward", 2, "", {"B": 1, "T": 8, "C": 16, "OC": 24, "accumulate": 1, "gelu": 1, "bias": 1}, "fp16", 256
+)  # fmt: skip
 
 
 def text_of(job: Job) -> str:
@@ -47,6 +53,9 @@ CASES: dict[str, tuple[Job, Callable[[str], str], int, str]] = {
     "large": (LARGE, as_it_is, 0, r"dinp: 1024 of 316800 elements compared, 0 wrong"),
     "triangle": (TRIANGLE, as_it_is, 0, r"out: \d+ of 2178 elements compared, 0 wrong"),
     "exact": (EXACT, as_it_is, 0, r"out: 432 of 432 elements compared, 0 wrong"),
+    "heads": (HEADS, as_it_is, 0, r"dinp: 864 of 864 elements compared, 0 wrong"),
+    "gelu": (GELU, as_it_is, 0, r"out: 80 of 80 elements compared, 0 wrong"),
+    "back": (BACK, as_it_is, 0, r"dinp: 128 of 128 elements compared, 0 wrong"),
     "a constant": (
         LAYERNORM, changed("kEpsilon = 1e-5f", "kEpsilon = 2e-5f"), 1,
         r"(?m)^rstd: WRONG, first at \[0, \d\]: expected \d\.\d+ \(\d\.\d+ to \d\.\d+\), got \d\.\d+$",

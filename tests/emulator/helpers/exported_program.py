@@ -13,6 +13,7 @@ from kbench.source import Source
 _LAUNCH = "kernel<<<grid, block, shared, stream>>>(argument<P>(arguments)...);"
 _ON_CPU = "on_cpu::launch<P...>(kernel, grid, block, shared, argument<P>(arguments)...);"
 _INCLUDE = Path(build.__file__).parent / "include"
+_LIBRARIES = Path(__file__).parent / "on_cpu"  # a cuBLASLt that computes on the CPU
 
 
 def build_on_cpu(text: str, folder: Path) -> Path:
@@ -24,7 +25,7 @@ def build_on_cpu(text: str, folder: Path) -> Path:
     shim = Path(__file__).parent / "exported_on_cpu.h"
     done = subprocess.run(
         [
-            *compiler.command, *compiler.options, *build.KERNEL_OPTIONS, f"-I{_INCLUDE}",
+            *compiler.command, *compiler.options, *build.KERNEL_OPTIONS, f"-I{_INCLUDE}", f"-I{_LIBRARIES}",
             "-include", str(_INCLUDE / "cuda_emulator.h"), "-include", str(shim),
             str(source), str(runtime), f"-Wl,-rpath,{runtime.parent}", "-o", str(made),
         ],
