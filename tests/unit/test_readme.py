@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kbench.catalog import load_catalog
-from kbench.cli import check, doctor, inspect, run, sweep, train
+from kbench.cli import check, doctor, export, inspect, run, sweep, train
 from kbench.cli import list as listing
 from kbench.cli.app import run_command
 from kbench.device.cuda.compile import nvrtc_version
@@ -22,10 +22,8 @@ from kbench.errors import CannotRunError, Exit
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w+) ?(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PAGES = {
-    page: FENCE.findall((ROOT / page).read_text(encoding="utf-8"))
-    for page in ("README.md", "docs/training.md", "docs/sweep.md", "docs/inspect.md")
-}
+NAMES = ("README.md", "docs/training.md", "docs/sweep.md", "docs/inspect.md", "docs/export.md")
+PAGES = {page: FENCE.findall((ROOT / page).read_text(encoding="utf-8")) for page in NAMES}
 BLOCKS = PAGES["README.md"]
 
 
@@ -47,7 +45,7 @@ SESSIONS = [
     for kind, info, text in blocks
     if kind == "console"
 ]
-EXAMPLES = [line for command in (listing, run, check, sweep, inspect, doctor) for line in command.EXAMPLES]
+EXAMPLES = [line for command in (listing, run, check, sweep, inspect, export, doctor) for line in command.EXAMPLES]
 
 
 def cannot_run() -> str:

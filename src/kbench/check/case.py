@@ -73,16 +73,18 @@ class Case:
         self._on_device = None
 
 
-def make_case(family: Family, problem: Problem, seed: int, structured: bool = False, xp: Any = np) -> Case:
+def make_case(
+    family: Family, problem: Problem, seed: int, structured: bool = False, xp: Any = np, generator: Any = None
+) -> Case:
     """Draw the inputs of a problem and ask the family's reference.
 
     structured: patterned inputs in place of random ones. xp: numpy, or cupy for problems that are too large
-    for numpy (inside the device's `activate()`).
+    for numpy (inside the device's `activate()`). generator: as of `draw_inputs`.
     Raises KbenchError, naming family, tensor and element, for anything that makes the case unusable as a
     judge: an output that the reference lacks, another shape, a value or bound that is not finite.
     """
     tensors = {tensor.name: tensor for tensor in family.tensors(problem)}
-    stored, exact = draw_inputs(family.name, list(tensors.values()), seed, structured)
+    stored, exact = draw_inputs(family.name, list(tensors.values()), seed, structured, generator)
     if xp is not np:
         exact = {
             name: as_float64(to_device(values.reshape(-1), xp), tensors[name].dtype, xp).reshape(values.shape)

@@ -37,6 +37,9 @@ class PatternedGenerator:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._rng, name)
 
+    def begin(self, tensor: Tensor) -> None:
+        """The next values are those of `tensor`."""
+
     def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
         return loc + scale * self._shape(size)
 
@@ -69,7 +72,7 @@ class ChunkedGenerator:
 
     A chunk has a generator of its own, seeded by its place, so values do not depend on the number of cores.
     dtype: of large arrays of floats. float32 unless the tensor to be drawn holds more, because it takes half the time
-    and memory.
+    and memory; `begin` sets it.
     """
 
     CHUNK = 1 << 20
@@ -82,6 +85,10 @@ class ChunkedGenerator:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._rng, name)
+
+    def begin(self, tensor: Tensor) -> None:
+        """The next values are those of `tensor`."""
+        self.dtype = np.float64 if tensor.dtype == "fp64" else np.float32
 
     def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
         if not self._is_large(size):
@@ -163,22 +170,22 @@ class Exact(Mapping[str, Array]):
 
 
 def draw_inputs(
-    family: str, tensors: Sequence[Tensor], seed: int, structured: bool
+    family: str, tensors: Sequence[Tensor], seed: int, structured: bool, generator: Any = None
 ) -> tuple[dict[str, Array], Mapping[str, Array]]:
     """The "in" and "inout" tensors as stored, and the stored values as float64.
 
+    generator: draws them in place of the usual ones; it has the methods of a numpy Generator, and `begin(tensor)`.
     Raises KbenchError, naming the family and the tensor, where a draw fails or makes a value that is not
     finite in the tensor's type.
     """
-    rng: Any = PatternedGenerator(seed) if structured else ChunkedGenerator(seed)
+    rng: Any = generator or (PatternedGenerator(seed) if structured else ChunkedGenerator(seed))
     stored: dict[str, Array] = {}
     drawn = Exact(stored)
     for tensor in tensors:
         if tensor.draw is None or tensor.role not in ("in", "inout"):
             continue
         where = f"family {family}: the draw of tensor {tensor.name}"
-        if isinstance(rng, ChunkedGenerator):
-            rng.dtype = np.float64 if tensor.dtype == "fp64" else np.float32
+        rng.begin(tensor)
         try:
             # Rounding an out-of-range value to Inf is reported below, with its place.
             with np.errstate(over="ignore", invalid="ignore"):

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kbench import __version__
-from kbench.cli import ceilings, check, compare, data, doctor, inspect, plot, profile, run, sweep, train
+from kbench.cli import ceilings, check, compare, data, doctor, export, inspect, plot, profile, run, sweep, train
 from kbench.cli import list as listing
 from kbench.cli.output import is_unwritable, one_line, report_error, report_unwritable, silence, start, state, write
 from kbench.cli.screen import document_error
@@ -196,6 +196,7 @@ def _build() -> typer.Typer:
     _add(application, "inspect", inspect.inspect, inspect.EXAMPLES, "Show what kernels use and how many fit; no GPU.")
     _add(application, "ceilings", ceilings.ceilings, ceilings.EXAMPLES, "Measure what the GPU does at most.")
     _add(application, "profile", profile.profile, profile.EXAMPLES, "Count what a version does, with Nsight Compute.")
+    _add(application, "export", export.export, export.EXAMPLES, "Write one version as a CUDA program of one file.")
     _add(application, "train", train.train, train.EXAMPLES, "Train GPT-2 with the fastest proven versions.")
     _add_data(application)
     _add(application, "doctor", doctor.doctor, doctor.EXAMPLES, "Show what this machine has, and what is missing.")

@@ -156,14 +156,14 @@ def _examine(
         subjects.setdefault(key, []).append(job.block)
     found = []
     for (family, number, sizes, dtype, params), blocks in subjects.items():
-        what = (catalog, family, number, Problem(dict(sizes), dtype), blocks, arch, dict(params))
+        subject = (catalog, family, number, Problem(dict(sizes), dtype), blocks, arch, dict(params))
         try:
-            found.append(examine(*what, nvdisasm=nvdisasm, lines=lines))
+            found.append(examine(*subject, nvdisasm=nvdisasm, lines=lines))
         except DisassemblyError:
             if required:
                 raise
             nvdisasm = None  # too old for the architecture, say: the tables do without it
-            found.append(examine(*what))
+            found.append(examine(*subject))
     if all(not each.kernels and not each.others for each in found):
         first = found[0]
         reason = next(iter(first.refused.values()), "its plan is empty")

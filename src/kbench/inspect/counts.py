@@ -210,8 +210,8 @@ def count(
 ) -> Counts:
     """Run a version on the emulator, in this process, and count what its kernels do.
 
-    time_limit: seconds a launch. blocks: of each launch that are counted at most; the others run uncounted. params: of the
-    version, its defaults if left out.
+    time_limit: seconds a launch. blocks: of each launch that are counted at most; the others run uncounted. params: its
+    defaults if left out.
     Raises UsageError where the version refuses problem or block size, CannotRunError where the emulator cannot run it,
     or not within its memory and the time limit, KernelFault where a kernel is stopped, CompileError.
     """
@@ -323,8 +323,8 @@ def _files(source: Source) -> list[tuple[Path, str]]:
 def count_apart(request: Message, family_dirs: Sequence[Path], note: Callable[[str], None]) -> Counts:
     """As `count`, in a process of its own: a kernel that is wrong may take it down.
 
-    request: name, number, sizes, dtype, block, params, time_limit. Raises as `count` does, and KernelFault where the process
-    dies.
+    request: name, number, sizes, dtype, block, params, time_limit. Raises as `count` does, and KernelFault where the
+    process dies.
     """
     worker = Worker("kbench.inspect.counts:serve", {"family_dirs": [str(folder) for folder in family_dirs]}, note)
     try:

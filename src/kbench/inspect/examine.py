@@ -121,7 +121,7 @@ def examine(
     CompileError if the source is at fault.
     """
     family, version = catalog[name], catalog.version(name, number)
-    arch = _arch(name, version, arch)
+    arch = arch_of(name, version, arch)
     architecture = architecture_of(arch)
     chosen = version.chosen(params or {})
     plans, refused = _plans(family, version, problem, blocks, architecture, chosen)
@@ -169,7 +169,7 @@ def _machine_code(cubin: Cubin, source: Source, nvdisasm: Path, lines: bool) -> 
     )
 
 
-def _arch(name: str, version: Version, arch: str | None) -> str:
+def arch_of(name: str, version: Version, arch: str | None) -> str:
     """What to compile for: where a version needs the variant "sm_90a", "sm_90" means that."""
     if arch is None:
         return version.arch or USUAL_ARCH

@@ -24,12 +24,12 @@ from kbench.family import Gemm, Tensor
 from kbench.install import install_command
 
 # The name of cuBLAS's compute type for what a GEMM computes in. All add up in fp32.
-_COMPUTE = {"fp32": "COMPUTE_32F", "tf32": "COMPUTE_32F_FAST_TF32", "bf16": "COMPUTE_32F", "fp16": "COMPUTE_32F"}
-_TYPES = {"fp32": "CUDA_R_32F", "bf16": "CUDA_R_16BF", "fp16": "CUDA_R_16F"}
+COMPUTE = {"fp32": "COMPUTE_32F", "tf32": "COMPUTE_32F_FAST_TF32", "bf16": "COMPUTE_32F", "fp16": "COMPUTE_32F"}
+TYPES = {"fp32": "CUDA_R_32F", "bf16": "CUDA_R_16BF", "fp16": "CUDA_R_16F"}
 
 # Names of the library's epilogues, by (whether there is a bias, whether GELU follows, whether there is a matrix of what
 # it is, or was, applied to).
-_EPILOGUES = {
+EPILOGUES = {
     (False, False, False): "DEFAULT",
     (True, False, False): "BIAS",
     (False, True, False): "GELU",
@@ -69,10 +69,10 @@ class CublasLt:
         self.version: int = cublasLt.get_version()
 
     def compute_type(self, name: str) -> int:
-        return int(self._blas.ComputeType[_COMPUTE[name]])
+        return int(self._blas.ComputeType[COMPUTE[name]])
 
     def data_type(self, dtype: str) -> int:
-        return int(self._types[_TYPES[dtype]])
+        return int(self._types[TYPES[dtype]])
 
     def operation(self, transpose: bool) -> int:
         return int(self._blas.Operation.T if transpose else self._blas.Operation.N)
@@ -204,7 +204,7 @@ class PreparedGemm:
 
     @property
     def _epilogue(self) -> str:
-        return _EPILOGUES[self.bias is not None, self.step.gelu, self.aux is not None]
+        return EPILOGUES[self.bias is not None, self.step.gelu, self.aux is not None]
 
     @property
     def _reductions(self) -> str:
