@@ -15,7 +15,7 @@ from kbench.cli import options as o
 from kbench.cli.output import write
 from kbench.cli.screen import Screen
 from kbench.errors import CannotRunError, Exit, UsageError
-from kbench.grammar import parse_block_size, parse_sizes, parse_targets
+from kbench.grammar import parse_block_size, parse_dtype, parse_params, parse_sizes, parse_targets
 from kbench.jobs import Job
 from kbench.selection import Selection
 
@@ -49,6 +49,7 @@ def export(
     target: o.TargetArgument,
     version: o.VersionsOption = None,
     block_size: o.BlockOption = None,
+    param: o.ParamsOption = None,
     size: o.SizesOption = None,
     preset: o.PresetOption = None,
     dtype: o.DtypeOption = None,
@@ -74,7 +75,7 @@ def export(
         raise UsageError("--json and -o - both write to standard output", "name a file")
     screen = Screen(json)
     catalog = load_catalog(family_dir or ())
-    job = _job(catalog, target, version, block_size, size, preset, dtype)
+    job = _job(catalog, target, version, block_size, param, size, preset, dtype)
     path = _path(job, output)
     if path is not None:
         _require_replaceable(path, force)
@@ -98,6 +99,7 @@ def _job(
     target: str,
     version: str | None,
     block_size: str | None,
+    param: list[str] | None,
     size: list[str] | None,
     preset: str | None,
     dtype: str | None,
@@ -109,16 +111,19 @@ def _job(
         block_sizes=[parse_block_size(block_size)] if block_size is not None else None,
         sizes=parse_sizes(size or []),
         preset=preset,
-        dtype=dtype,
+        dtype=parse_dtype(dtype, "export"),
+        params=parse_params(param or []),
     )
     jobs = list(selection.jobs(catalog, "emulator"))
     if len(jobs) > 1:
-        several = "versions" if len({job.version for job in jobs}) > 1 else "problems"
-        example = f"`kbench export {jobs[-1].family} --version {jobs[-1].version}`"
-        raise UsageError(
-            f"a program holds one version at one problem, and {len(jobs)} {several} are meant",
-            f"name one, such as {example}" if several == "versions" else "give each --size one value",
-        )
+        one = f"`kbench export {jobs[-1].family} --version {jobs[-1].version}`"
+        for what, kinds, hint in (
+            ("versions", {job.version for job in jobs}, f"name one, such as {one}"),
+            ("problems", {str(job.sizes) for job in jobs}, "give each --size one value"),
+            ("sets of parameters", {str(job.params) for job in jobs}, "give each --param one value"),
+        ):
+            if len(kinds) > 1:
+                raise UsageError(f"a program holds one version at one problem, and {len(kinds)} {what} are meant", hint)
     return jobs[0]
 
 
@@ -161,9 +166,10 @@ def _write(path: Path, text: str) -> None:
 
 def _command(job: Job, subject: Subject, seed: int, family_dir: Sequence[Path]) -> str:
     sizes = [word for name, size in job.sizes.items() for word in ("--size", f"{name}={size}")]
+    params = [word for name, value in subject.params.items() for word in ("--param", f"{name}={value}")]
     folders = [word for folder in family_dir for word in ("--family-dir", str(folder))]
     return shlex.join([
-        "kbench", "export", job.family, "--version", str(job.version), *sizes, "--block-size", str(job.block),
+        "kbench", "export", job.family, "--version", str(job.version), *sizes, "--block-size", str(job.block), *params,
         "--dtype", job.dtype, "--seed", str(seed), "--arch", subject.arch, *folders,
     ])  # fmt: skip
 
@@ -181,6 +187,7 @@ def _document(subject: Subject, data: Data, seed: int, path: Path, size: int, bu
         "sizes": dict(subject.problem.sizes),
         "dtype": subject.problem.dtype,
         "block": subject.block,
+        "params": dict(subject.params),
         "arch": subject.arch,
         "seed": seed,
         "repeating_inputs": data.repeating,
@@ -194,7 +201,7 @@ def _document(subject: Subject, data: Data, seed: int, path: Path, size: int, bu
 
 def _report(subject: Subject, data: Data, seed: int, path: Path, size: int, build: str, screen: Screen) -> None:
     screen.prose(f"{subject.name}: {subject.version.idea}", rest="  ")
-    what = f"{subject.problem}, {subject.problem.dtype}, block size {subject.block}, seed {seed}"
+    what = f"{subject.problem}, {subject.problem.dtype}, block size {subject.place}, seed {seed}"
     card = subject.architecture
     screen.prose(what, "  problem  ")
     screen.prose(f"{subject.arch}; as on {card.card}: {card.multiprocessors} multiprocessors", "  plan     ")

@@ -18,7 +18,7 @@ from kbench.cli.run import not_run
 from kbench.cli.screen import Screen
 from kbench.cli.session import Session, run_rows
 from kbench.errors import CannotRunError, Exit, UsageError
-from kbench.grammar import parse_block_size, parse_dtype, parse_sizes, parse_targets
+from kbench.grammar import parse_block_size, parse_dtype, parse_params, parse_sizes, parse_targets
 from kbench.jobs import Job
 from kbench.selection import Selection
 
@@ -45,6 +45,7 @@ def profile(
         ),
     ] = None,
     block_size: o.BlockOption = None,
+    param: o.ParamsOption = None,
     size: o.SizesOption = None,
     preset: o.PresetOption = None,
     dtype: o.DtypeOption = None,
@@ -78,7 +79,7 @@ def profile(
     from kbench.results.store import require_writable
 
     screen = Screen(json)
-    selection = _selection(target, version, block_size, size, preset, dtype)
+    selection = _selection(target, version, block_size, param, size, preset, dtype)
     options = o.bench_options(
         device="cuda", family_dir=family_dir, seed=seed, rtol=None, atol=None, time_limit=time_limit, workers=None,
         debug=debug,
@@ -112,19 +113,27 @@ def _require_gpu() -> None:
 
 
 def _selection(
-    target: str, version: str | None, block_size: str | None, size: list[str] | None, preset: str | None,
-    dtype: str | None,
+    target: str, version: str | None, block_size: str | None, param: list[str] | None, size: list[str] | None,
+    preset: str | None, dtype: str | None,
 ) -> Selection:  # fmt: skip
     """One version at one problem. Raises UsageError for more."""
-    targets, sizes = parse_targets([target], version), parse_sizes(size or [])
+    targets, sizes, params = parse_targets([target], version), parse_sizes(size or []), parse_params(param or [])
     family, versions = targets[0].family, targets[0].versions
     if versions is None or len(versions) != 1:
         raise UsageError("a profile is of one version", f"name it: kbench profile {family} --version N")
     if several := next((name for name, values in sizes.items() if len(values) != 1), None):
         raise UsageError(f"a profile is of one problem, and --size {several} has several values", "name one")
+    if several := next((name for name, values in params.items() if len(values) != 1), None):
+        raise UsageError(f"a profile is of one kernel, and --param {several} has several values", "name one")
     blocks = [parse_block_size(block_size)] if block_size is not None else None
     return Selection(
-        targets, "run", block_sizes=blocks, sizes=sizes, preset=preset, dtype=parse_dtype(dtype, "profile")
+        targets,
+        "run",
+        block_sizes=blocks,
+        sizes=sizes,
+        preset=preset,
+        dtype=parse_dtype(dtype, "profile"),
+        params=params,
     )
 
 
@@ -155,7 +164,7 @@ def _under_ncu(
     from kbench.profile.ncu import profile
 
     spec = Spec(
-        (Job(row.family, row.version, row.idea, row.sizes, row.dtype, row.block),),
+        (Job(row.family, row.version, row.idea, row.sizes, row.dtype, row.block, params=row.params),),
         seed,
         str(folder / "answer.json"),
         tuple(os.path.abspath(directory) for directory in family_dirs),

@@ -29,7 +29,7 @@ def show(device: Mapping[str, Any], row: Row, summary: Summary, document: Mappin
     """Print a profile, in 80 columns."""
     screen.prose(f"{row.family} version {row.version}: {row.idea}", rest="  ")
     screen.prose(f"{describe(dict(device))}, ncu {document['ncu']['version'] or '?'}", "  on       ")
-    screen.prose(f"{row.problem}, {row.dtype}, block size {row.block}, seed {document['seed']}", "  problem  ")
+    screen.prose(f"{row.problem}, {row.dtype}, block size {row.place}, seed {document['seed']}", "  problem  ")
     screen.prose(_times(row, document), "  time     ")
     if text := _bytes(document["bytes"]):
         screen.prose(text, "  bytes    ")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kbench.catalog import Catalog, describe_fault
@@ -18,6 +18,7 @@ from kbench.family import Family, Problem, Step, Tensor, Version, checked_plan, 
 from kbench.inspect.architectures import Architecture, architecture_of
 from kbench.inspect.examine import arch_of
 from kbench.jobs import Job
+from kbench.params import place_text
 
 # Characters of text: inputs that take more are drawn anew, from few different rows. Editors and web forms get slow
 # beyond a few MB, and compilers read some MB of string literals in a second.
@@ -41,6 +42,12 @@ class Subject:
     architecture: Architecture
     plan: tuple[Step, ...]
     tensors: tuple[Tensor, ...]
+    params: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """Block size and parameters, for people."""
+        return place_text(self.block, self.params)
 
     @property
     def name(self) -> str:
@@ -63,17 +70,18 @@ def subject_of(catalog: Catalog, job: Job, arch: str | None) -> Subject:
     Raises UsageError for a problem that the version refuses, a plan that cannot be exported, and a file that fails.
     """
     family, version = catalog[job.family], catalog.version(job.family, job.version)
-    problem = Problem(job.sizes, job.dtype)
+    problem, params = Problem(job.sizes, job.dtype), version.chosen(job.params)
     arch = arch_of(job.family, version, arch)
     architecture = architecture_of(arch)
     props = architecture.props()
     what = f"{job.family} version {job.version}"
     try:
-        refusal = family.refusal(version, problem, job.block)
+        refusal = family.refusal(version, problem, job.block, params)
         if not refusal:
-            plan = checked_plan(version.plan(problem, job.block, props))
+            plan = checked_plan(version.plan(problem, job.block, props, **params))
             tensors = checked_tensors(family.tensors(problem))
-            own = checked_tensors(version.scratch(problem, job.block, props)) if version.scratch is not None else ()
+            scratch = version.scratch
+            own = checked_tensors(scratch(problem, job.block, props, **params)) if scratch is not None else ()
     except Exception as error:  # whatever a family's file raises
         path = Path(family.sources[version.number]).with_suffix(".py")
         raise UsageError(f"the plan of {what} fails: {describe_fault(error, path)}") from error
@@ -81,7 +89,7 @@ def subject_of(catalog: Catalog, job: Job, arch: str | None) -> Subject:
         raise UsageError(f"{what} refuses this: {refusal}", f"`kbench list {job.family}` shows what it takes")
     require_exportable(what, plan)
     touched = _touched(what, plan, (*tensors, *own))
-    return Subject(family, version, problem, job.block, arch, architecture, plan, touched)
+    return Subject(family, version, problem, job.block, arch, architecture, plan, touched, params)
 
 
 def _touched(what: str, plan: Sequence[Step], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -86,7 +86,7 @@ def _head(subject: Subject, data: Data, code: PlanCode, name: str, command: str)
     lines = [
         *_comment(f"{MARK.removeprefix('// ')} {__version__}: {subject.name}, {subject.version.idea}"),
         "//",
-        *_comment(f"problem  {subject.problem}, {subject.problem.dtype}, block size {subject.block}", "         "),
+        *_comment(f"problem  {subject.problem}, {subject.problem.dtype}, block size {subject.place}", "         "),
         *_comment(f"plan     as for {card.card} with {card.multiprocessors} multiprocessors", "         "),
         *_comment(f"build    {build_command(subject, name)}", "         "),
         *_comment(f"run      ./{shlex.quote(name)} [--check-only] [--hot] [--samples N]", "         "),

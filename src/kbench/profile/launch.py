@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,12 +103,12 @@ def launched(device: Device, catalog: Catalog, job: Job, seed: int, judges: Judg
     {"name", "passed", "reason", "steps": {"Launch": how many, ...}}.
     """
     family, version = catalog[job.family], catalog.version(job.family, job.version)
-    problem = Problem(job.sizes, job.dtype)
-    plan = checked_plan(version.plan(problem, job.block, device.props))
+    problem, params = Problem(job.sizes, job.dtype), version.chosen(job.params)
+    plan = checked_plan(version.plan(problem, job.block, device.props, **params))
     # The reference first: preparing may measure algorithms, which it would disturb.
     case = judges.make_case(family, problem, seed, False)
-    prepared = _prepared(device, family, version, problem, job.block, plan)
-    with Buffers(device, family, version, problem, job.block, plan) as buffers:
+    prepared = _prepared(device, family, version, problem, job.block, plan, params)
+    with Buffers(device, family, version, problem, job.block, plan, params) as buffers:
         verdict = prove(device, family, version, prepared, buffers, case)
         if verdict.passed:
             bound = buffers.bind(prepared)
@@ -120,11 +120,17 @@ def launched(device: Device, catalog: Catalog, job: Job, seed: int, judges: Judg
 
 
 def _prepared(
-    device: Device, family: Family, version: Version, problem: Problem, block: int, plan: Sequence[Step]
+    device: Device,
+    family: Family,
+    version: Version,
+    problem: Problem,
+    block: int,
+    plan: Sequence[Step],
+    params: Mapping[str, int],
 ) -> Prepared:
     tensors = checked_tensors(family.tensors(problem))
     if version.scratch is not None:
-        tensors = (*tensors, *checked_tensors(version.scratch(problem, block, device.props)))
+        tensors = (*tensors, *checked_tensors(version.scratch(problem, block, device.props, **params)))
     kernels = sorted(kernels_of(plan))
     source = load_source(Path(family.sources[version.number]), (kernel_folder(),))
     module = device.build(source, kernels, version.arch) if kernels else None
