@@ -125,7 +125,9 @@ def test_rows_kept_from_the_end_are_shown_though_it_stops_at_once(kbench: Runner
 def test_rows_whose_source_changed_are_run_again(kbench: Runner) -> None:
     path = killed(kbench, 4)
     edited = [replace(each, source="new files") if each.version == 1 else each for each in ROWS]
-    err = kbench("sweep --resume", edited)[2]
+    _, out, err = kbench("sweep --resume --json", edited)
+    shown = [(entry["version"], entry["block"], entry["kept"]) for entry in json.loads(out)["rows"]]
+    assert shown == [(v, b, (v, b) == (2, 64)) for v, b in keys(ROWS)], "in the order of a sweep that was not stopped"
     assert "1 of 6 rows kept, 5 to run (among them 3 whose source changed)" in err
     assert keys(kbench.bench.ran) == [(1, 64), (1, 128), (1, 256), (2, 128), (2, 256)]
     rows = read_run(path).rows
