@@ -14,7 +14,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from kbench.params import Param as Param
-from kbench.params import checked_params, params_refusal, params_text
+from kbench.params import checked_params, params_refusal, params_text, require_takes
 
 Array = Any  # a numpy or cupy array: family code works on either
 
@@ -522,11 +522,14 @@ class Version:
         _require(isinstance(self.dtypes, tuple | list), "a Version's dtypes are a tuple", self.dtypes)
         usable = _are_sizes(self.blocks, 1, MAX_BLOCK) and all(1 <= block <= MAX_BLOCK for block in self.blocks)
         _require(usable, f"block sizes are a tuple of ints from 1 to {MAX_BLOCK}", self.blocks)
-        checked_params(self.params, {"plan": self.plan, "scratch": self.scratch})
-        if self.params:  # frozen: this is still its making
-            object.__setattr__(self, "plan", partial(self.plan, **self.defaults))
-            if self.scratch is not None:
-                object.__setattr__(self, "scratch", partial(self.scratch, **self.defaults))
+        checked_params(self.params)
+        for rule in self.rules:
+            if isinstance(rule, LaunchRule):
+                require_takes(rule.holds, "LaunchRule", ("problem", "block"), self.params)
+        for name in ("plan", "scratch") if self.params else ():
+            if function := getattr(self, name):
+                require_takes(function, name, ("problem", "block", "props"), self.params)
+                object.__setattr__(self, name, partial(function, **self.defaults))  # frozen: this is still its making
 
     @property
     def blocks(self) -> tuple[int, ...]:

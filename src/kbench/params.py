@@ -40,28 +40,28 @@ def _is_value(value: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, Integral) and 0 <= int(value) < _LARGEST
 
 
-def checked_params(params: object, functions: Mapping[str, Callable[..., Any] | None]) -> None:
-    """Raise TypeError for parameters that a version cannot have. functions: those of the version that are called with
-    the parameters as keyword arguments, by what they are called in messages."""
+def checked_params(params: object) -> None:
+    """Raise TypeError for parameters that a version cannot have."""
     if not isinstance(params, Mapping) or not all(isinstance(param, Param) for param in params.values()):
         raise TypeError(f"a Version's params are a dict of Param, not {params!r}")
     for name in params:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise TypeError(f"a parameter's name is upper case, such as ROWS_PER_BLOCK, not {name!r}")
-    for what, function in functions.items():
-        if params and function is not None:
-            _require_taken(what, function, params)
 
 
-def _require_taken(what: str, function: Callable[..., Any], params: Mapping[str, Param]) -> None:
+def require_takes(
+    function: Callable[..., Any], what: str, arguments: Sequence[str], params: Mapping[str, Param]
+) -> None:
+    """Raise TypeError for a function of a version that does not take these arguments, and its parameters by name. what:
+    it is called in messages."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a callable that does not say what it takes: its call will
         return
     try:
-        signature.bind(None, None, None, **{name: param.default for name, param in params.items()})
+        signature.bind(*arguments, **{name: param.default for name, param in params.items()})
     except TypeError as error:
-        takes = f"{what}(problem, block, props, {', '.join(params)})"
+        takes = f"{what}({', '.join((*arguments, *params))})"
         raise TypeError(f"a Version with these params has a {takes}; yours: {error}") from error
 
 

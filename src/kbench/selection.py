@@ -162,8 +162,11 @@ class _Shape:
 
     def takes(self, family: Family, version: Version, dtype: str) -> bool:
         """Whether it is meant for a version, and the version takes it."""
-        meant = self.versions is None or version.number in self.versions
-        blocks = family.taken_blocks(version, Problem(self.sizes, dtype)) if meant else ()
+        if self.versions is not None and version.number not in self.versions:
+            return False
+        blocks: tuple[int, ...] = ()
+        with contextlib.suppress(Exception):  # whatever a rule raises: a row of the version says so
+            blocks = family.taken_blocks(version, Problem(self.sizes, dtype))
         return any(self.block_sizes is None or block in self.block_sizes for block in blocks)
 
 

@@ -85,6 +85,10 @@ def test_a_param_that_is_none(default: Any, values: Any, words: str) -> None:
         ({"params": {"block": ROWS}}, "upper case"),
         ({"params": {"ROWS": ROWS}}, r"plan\(problem, block, props, ROWS\); yours: missing .* 'TILE'"),
         ({"plan": lambda problem, block, props: ()}, "yours: got an unexpected keyword argument 'ROWS'"),
+        (
+            {"rules": (LaunchRule("few", lambda problem, block, ROWS: True),)},
+            r"has a LaunchRule\(problem, block, ROWS, TILE",
+        ),
         ({"scratch": lambda problem, block, props: ()}, r"has a scratch\(problem, block, props, ROWS, TILE\)"),
     ],
 )
@@ -233,6 +237,19 @@ def test_check_varies_only_at_shapes_that_the_version_takes() -> None:
                 assert len(tried) == 3, f"{name}:{of.number} {value}"
             for job in found:
                 assert not CATALOG[name].refusal(of, Problem(job.sizes, job.dtype), job.block, job.params), job
+
+
+def test_a_rule_that_raises_stops_no_other_version() -> None:
+    broken = LaunchRule("sense", lambda problem, block, PACKETS: problem["M"] > 0)
+    versions = (FAMILY.by_number[1], replace(FAMILY.by_number[2], rules=(broken,)))
+
+    class Families(dict[str, Any]):
+        def version(self, name: str, number: int) -> Version:
+            return self[name].by_number[number]
+
+    catalog = cast(Any, Families(f=replace(FAMILY, versions=versions)))
+    found = list(Selection([Target("f")], "check").jobs(catalog, "cuda"))
+    assert {job.version for job in found} == {1, 2} and all(job.params in ({}, {"PACKETS": 2}) for job in found)
 
 
 def test_the_command_of_a_row_names_its_values(kbench: Any) -> None:

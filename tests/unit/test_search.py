@@ -197,10 +197,12 @@ def test_generators_are_seeded_and_left_as_they_were_and_stdout_stays_clean(pack
     expected = (random.random(), float(np.random.random()))
     random.seed(99)
     np.random.seed(99)
-    for seed in (5, 5, 2**63 - 1):
-        search("pso", AXES, 3, seed, lambda places: [])
-    assert drawn[0] == drawn[1] != drawn[2]
+    search("pso", AXES, 3, 5, lambda places: [])
     assert (random.random(), float(np.random.random())) == expected
+    for seed in (5, 2**63 - 1):  # from other states of the generators
+        search("pso", AXES, 3, seed, lambda places: [])
+    assert drawn[0] == drawn[1]
+    assert all(one != other for one, other in zip(drawn[1], drawn[2], strict=True))
     assert capsys.readouterr().out == ""
 
 
@@ -306,6 +308,13 @@ def test_a_search_measures_a_part_and_says_which(sweep: Any, strategy: None) -> 
     _, out, _, _ = sweep("--strategy pso --max-rows 10")
     assert "search:  toy:1 N=64 fp32: pso measured 10 of 72 rows" in out and "* fastest" in out
     assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith(("records", "tables", "best")))
+
+
+def test_rows_that_may_not_win_are_worth_nothing(sweep: Any, strategy: None, package: Any) -> None:
+    answers: list[Any] = []
+    package.tune = lambda space, runner, options: answers.extend(runner.run([[1024, 8, 1], [256, 4, 2]], options))
+    sweep("--strategy pso --max-rows 10")
+    assert [("__error__" in answer, answer.get("time")) for answer in answers] == [(True, None), (False, 1.0)] * 2
 
 
 def test_a_search_takes_all_values_and_times_slow_rows_too(sweep: Any, strategy: None, monkeypatch: Any) -> None:
