@@ -42,7 +42,8 @@ def test_a_kernel_that_streams(profiled: Any) -> None:
     assert found["bytes"]["read"] == pytest.approx(4 * count, rel=0.03)
     assert found["bytes"]["written"] == pytest.approx(4 * count, rel=0.15)  # what the L2 still holds is not written
     assert kernel["ours"] and kernel["name"].startswith("gelu_forward")
-    assert kernel["dram"] > 0.75 and found["reading"][0].startswith("bound by DRAM")
+    # Seen on an H200: 81% of DRAM's peak, which is as fast as any copy, and 88% of L2's.
+    assert kernel["dram"] > 0.75 and found["reading"][0].startswith(("bound by DRAM", "bound by the L2"))
     assert found["time"]["ratio"] == pytest.approx(1, abs=0.1)
     assert kernel["load_sectors"] == kernel["store_sectors"] == 16  # 32 lanes of 16 bytes, 32 bytes a sector
     assert kernel["registers"] == found["row"]["kernels"][0]["registers"]
