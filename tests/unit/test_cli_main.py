@@ -31,6 +31,7 @@ COMMANDS = (
     "inspect",
     "ceilings",
     "profile",
+    "export",
     "train",
     "data",
     "doctor",
