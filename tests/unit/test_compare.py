@@ -14,6 +14,7 @@ from check_fakes import COUNT, PLAN, FakeDevice, doubling_family
 from check_fakes import double as right
 from kbench import evaluate
 from kbench.check.case import CaseCache
+from kbench.device.base import KernelInfo
 from kbench.errors import KernelFault, UsageError
 from kbench.evaluate_pair import PairEvaluator
 from kbench.jobs import Job
@@ -55,7 +56,7 @@ class Card(FakeDevice):
 
     def prepare(self, plan, module, tensors):
         prepared = super().prepare(plan, module, tensors)
-        prepared.infos = (SimpleNamespace(name=plan[0].kernel, registers=8, static_shared=0, local_bytes=0),)
+        prepared.infos = (KernelInfo(plan[0].kernel, registers=8, static_shared=0, local_bytes=0),)
         return prepared
 
 
