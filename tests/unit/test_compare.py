@@ -22,6 +22,7 @@ from kbench.measure import ab
 from kbench.measure import timer as timer_module
 from kbench.measure.ab_statistics import Rule
 from kbench.measure.collect import Sample
+from kbench.params import Param
 from kbench.results.best import BEST, BEST_SCHEMA
 from kbench.results.strict_json import dumps
 from kbench.selection import Selection
@@ -135,8 +136,11 @@ class Pair:
             self.channel, device="cuda", family_dirs=[], seed=1, rtol=None, atol=None, time_limit=1, workers=None
         )
 
-    def compare(self, files=("", ""), versions=(1, 2)):
-        jobs = [Job("doubling", version, "", {"N": COUNT}, "fp32", 128) for version in versions]
+    def compare(self, files=("", ""), versions=(1, 2), params=({}, {})):
+        jobs = [
+            Job("doubling", version, "", {"N": COUNT}, "fp32", 128, params=values)
+            for version, values in zip(versions, params, strict=True)
+        ]
         answer = self.evaluator.compare(jobs, files, QUICK, "kbench compare again")
         dumps(answer)
         return answer
@@ -242,6 +246,26 @@ def test_a_fault_of_the_last_proof_is_its_own_sides(pair, number):
     answer = pair.compare()
     assert statuses(answer) == ["crashed" if number == side else "pass" for side in (1, 2)]
     assert answer["comparison"] is None and pair.card.live == 0
+
+
+def test_plan_and_scratch_of_a_side_are_those_of_its_parameters(pair):
+    asked = []
+
+    def own(problem, block, props, ROWS):
+        asked.append(ROWS)
+        return ()
+
+    second = pair.family.versions[1]
+    plan = second.plan
+    second = replace(
+        second, params={"ROWS": Param(2, (1, 2))}, scratch=own,
+        plan=lambda problem, block, props, ROWS: plan(problem, block, props),
+    )  # fmt: skip
+    changed = replace(pair.family, versions=(pair.family.versions[0], second))
+    pair.evaluator.catalog["doubling"] = changed
+    answer = pair.compare(params=({}, {"ROWS": 1}))
+    assert statuses(answer) == ["pass", "pass"] and set(asked) == {1}
+    assert answer["rows"][1]["params"] == {"ROWS": 1}
 
 
 def test_without_times_both_are_still_proven_twice(pair):

@@ -82,6 +82,16 @@ def test_what_is_missing_is_run_with_the_options_of_the_run(kbench: Runner) -> N
     assert "* fastest: version 1 at block size 64" in out, "of kept rows and new ones"
 
 
+def test_mode_and_values_of_parameters_are_those_of_the_run(kbench: Runner) -> None:
+    rows = [row(version, params={"A": n}, cache_mode="graph") for version in (1, 2) for n in (1, 2, 4)]
+    path = killed(kbench, 2, rows, "--graph --param A=1,2,4")
+    _, out, err = kbench("sweep --resume", rows)
+    assert "2 of 6 rows kept, 4 to run" in err
+    assert [(job.version, job.params["A"]) for job in kbench.bench.ran] == [(1, 4), (2, 1), (2, 2), (2, 4)]
+    assert kbench.bench.took.mode == "graph" and kbench.bench.asked["params"] == {"A": [1, 2, 4]}
+    assert read_run(path).rows == rows and "hot L2, seed 7" in out and out.count("A=1") >= 2
+
+
 def test_a_complete_run_has_nothing_left_to_do(kbench: Runner) -> None:
     kbench("sweep toy", ROWS)
     path = latest_run(Path("results").absolute())
@@ -155,7 +165,7 @@ def test_rows_of_other_experiments_are_not_taken_for_those_that_are_missing() ->
 
 
 def _job(of: Row) -> Job:
-    return Job(of.family, of.version, of.idea, of.sizes, of.dtype, of.block, source=of.source)
+    return Job(of.family, of.version, of.idea, of.sizes, of.dtype, of.block, params=of.params, source=of.source)
 
 
 def _run(rows: list[Row]) -> Run:
@@ -181,7 +191,8 @@ def test_rows_kept_from_before_do_not_replace_those_of_a_newer_run(kbench: Runne
 
 @pytest.mark.parametrize(
     "options", ["--version 1", "--dtype bf16", "--size N=2", "--seed 1", "--device emulator", "--full", "--workers 2",
-                "--block-sizes 32", "--preset small", "--rtol 1", "--atol 1", "--time-limit 30", "--family-dir ."],
+                "--block-sizes 32", "--preset small", "--rtol 1", "--atol 1", "--time-limit 30", "--family-dir .",
+                "--hot", "--graph", "--param A=1", "--strategy brute_force", "--max-rows 3"],
 )  # fmt: skip
 def test_options_of_the_run_cannot_be_given_again(kbench: Runner, options: str) -> None:
     killed(kbench, 2)
@@ -234,6 +245,7 @@ def test_a_run_of_another_device_stays_there(kbench: Runner, change: dict[str, A
         (lambda header: header["selection"].pop("targets"), "its selection is none"),
         (lambda header: header["selection"].update(odd=1), "its selection is none"),
         (lambda header: header.update(options=3), "its options are none"),
+        (lambda header: header["options"].update(strategy="pso"), "is a search by pso, which cannot go on"),
         (lambda header: header.pop("device"), "its options are none"),
     ],
 )  # fmt: skip
@@ -329,6 +341,6 @@ def test_what_was_slow_before_is_timed_at_one_block_size_still(monkeypatch: pyte
 
     monkeypatch.setattr(bench, "_announce", lambda jobs: None)
     monkeypatch.setattr(bench, "_row", answer)
-    jobs = [_job(row(1, 64)), _job(row(2, 64)), _job(row(1, 64, dtype="bf16"))]
+    jobs = [_job(row(1, 64)), _job(row(2, 64)), _job(row(1, 64, dtype="bf16")), _job(row(1, 64, params={"A": 1}))]
     came = list(bench.rows(jobs, [row(1, 32, median_ms=500.0)]))
-    assert asked == ["prove", "time", "time"] and "slow: timed at one" in came[0].reason
+    assert asked == ["prove", "time", "time", "time"] and "slow: timed at one" in came[0].reason

@@ -376,6 +376,10 @@ def test_an_interrupted_search_keeps_its_rows_and_its_count(sweep: Any, package:
     rows = read_run(latest_run(results)).rows
     assert status == 130 and 1 <= len(rows) <= 4
     assert f"pso measured {len(rows)} of 72 rows" in out and f"interrupted after {len(rows)} of 20 rows" in err
+    assert "--resume" not in err, "which rows are left depends on their times"
+    options = read_run(latest_run(results)).header["options"]
+    assert (options["strategy"], options["max_rows"]) == ("pso", 10)
+    assert run_command(["sweep", "--resume", "--results", str(results)]) == 2
 
 
 @has_package
