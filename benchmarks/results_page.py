@@ -24,7 +24,8 @@ INTRODUCTION = """# Results
 The fastest proven version of each family, as `kbench sweep` found it: every version at every block size was checked
 against the float64 reference, then timed with a cold L2 cache. `GB/s` counts the bytes that any version has to move,
 `TFLOP/s` the operations of the family's formula; `of ceiling` is the time at the card's own measured copy bandwidth or
-GEMM rate, whichever is longer, over the measured time. Small problems are bound by latency, not by the ceiling.
+arithmetic rate, or of its launches, whichever is longest, over the measured time. Small problems are bound by latency,
+of which launching is only a part.
 Written by `benchmarks/results_page.py`.
 """
 ANCHORS = """

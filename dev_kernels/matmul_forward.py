@@ -228,6 +228,8 @@ VERSIONS = (
         fixed=TILE_THREADS,
         rules=(
             Rule("gelu=1: there is nothing to keep without GELU", lambda problem: problem["gelu"] == 1),
+            # Through twelve layers of GPT-2 the library's tanh makes gradients twice as wrong as PyTorch's.
+            Rule("tf32, bf16 or fp16: the library's GELU is too coarse for fp32", lambda p: p.dtype != "fp32"),
             Rule(f"OC divisible by {AUX_DIVISOR}", lambda problem: problem["OC"] % AUX_DIVISOR == 0),
         ),
         saves=("pre",),

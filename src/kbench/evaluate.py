@@ -17,7 +17,7 @@ from kbench.builds import Builds
 from kbench.catalog import Catalog, describe_fault, kernel_folder, load_catalog
 from kbench.check.bound import Tolerance
 from kbench.check.buffers import Buffers
-from kbench.check.case import CaseCache
+from kbench.check.case import Case, CaseCache
 from kbench.check.judge import Judges
 from kbench.check.memory import require_memory
 from kbench.check.prove import prove, recheck
@@ -73,12 +73,14 @@ class Evaluator:
         time_limit: float,
         workers: int | None,
         repeat_options: Sequence[str] = (),
+        mode: str = "cold",
     ):
         self.channel = channel
         self.seed = seed
         self.time_limit = time_limit
         self.family_dirs = family_dirs
         self.repeat_options = repeat_options
+        self.mode = mode
         self.lost = False  # the device cannot be used any more: this process has to be replaced
         self.tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
         with channel.limit(_PLAN_SECONDS, "loading the family files"):
@@ -94,6 +96,8 @@ class Evaluator:
                 return {"kind": self.device.kind, "device": self.device.describe()}
             case "ceilings":
                 return self.ceilings()
+            case "timer":
+                return self.timer()
             case "jobs":
                 with self.channel.limit(_PLAN_SECONDS, "loading the family files"):
                     jobs = Selection.from_dict(request["select"]).jobs(self.catalog, self.device.kind)
@@ -111,6 +115,13 @@ class Evaluator:
 
         with self.channel.limit(_HOST_SECONDS, "measuring the GPU's ceilings"):
             return measured_ceilings(cast("CudaDevice", self.device), self.channel.note).to_dict()
+
+    def timer(self) -> dict[str, Any]:
+        """How times are taken on this GPU."""
+        from kbench.measure.timer import timer_of
+
+        with self.channel.limit(_HOST_SECONDS, "setting up the timer"):
+            return timer_of(cast("CudaDevice", self.device)).facts()
 
     def announce(self, jobs: list[Job]) -> None:
         """Start compiling for these jobs, and computing their references, ahead of their turn."""
@@ -138,10 +149,7 @@ class Evaluator:
     def row(self, job: Job) -> Row:
         """Evaluate one job. Whatever goes wrong, with the version, the family or kbench itself, is in the row."""
         started = time.perf_counter()
-        row = Row(
-            job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device.row_name, "pass", self.seed,
-            overridden=self.tolerance is not None, reproduce=self._command(job), params=dict(job.params),
-        )  # fmt: skip
+        row = self._new_row(job)
         try:
             family, version = self.catalog[job.family], self.catalog.version(job.family, job.version)
             row.params = version.chosen(job.params)
@@ -153,6 +161,13 @@ class Evaluator:
             self._record(error, row, job.purpose)
         row.seconds = time.perf_counter() - started
         return row
+
+    def _new_row(self, job: Job) -> Row:
+        return Row(
+            job.family, job.version, job.idea, job.sizes, job.dtype, job.block, self.device.row_name, "pass", self.seed,
+            overridden=self.tolerance is not None, reproduce=self._command(job), cache_mode=self.mode,
+            params=dict(job.params),
+        )  # fmt: skip
 
     def _record(self, error: Exception, row: Row, purpose: str) -> None:
         """Write what stopped a row into it."""
@@ -181,16 +196,17 @@ class Evaluator:
                 row.status, row.reason = "internal", f"internal error: {type(error).__name__}: {error}"
                 row.details = traceback.format_exception(error)
 
-    def _evaluate(self, family: Family, version: Version, job: Job, row: Row) -> None:
+    def _ready(self, family: Family, version: Version, job: Job, row: Row) -> Ready | None:
+        """All that comes before the first launch; None, and the row says why, where there will be none."""
         subject = self._subject(job)
         if subject.refusal:
             row.status, row.reason = "refused", subject.refusal
-            return
+            return None
         row.traffic, row.flops = subject.traffic, subject.flops
         row.source = self.catalog.fingerprint(family.name, version.number)
         if version.gpu_only and self.device.kind == "emulator":
             row.status, row.reason = "skipped", f"the emulator cannot run it: {version.gpu_only}"
-            return
+            return None
         draws = self._draws(job)
         with self.channel.limit(_HOST_SECONDS, f"compiling {job.family} version {job.version}, or its reference,"):
             self._enter(family, version, subject, draws)
@@ -206,6 +222,13 @@ class Evaluator:
             prepared = self.device.prepare(subject.plan, module, subject.tensors)
             row.kernels = _kernel_rows(subject.plan, prepared.infos)
             row.details = list(prepared.notes)
+        return Ready(subject, module, prepared, (first, second))
+
+    def _evaluate(self, family: Family, version: Version, job: Job, row: Row) -> None:
+        ready = self._ready(family, version, job, row)
+        if ready is None:
+            return
+        subject, prepared, (first, second) = ready.subject, ready.prepared, ready.cases
 
         def launch_limit() -> Any:
             return self.channel.limit(self.time_limit, f"a launch of {job.family} version {job.version}")
@@ -231,7 +254,7 @@ class Evaluator:
                 row.reason = "; ".join(prepared.notes)  # what tables show of a row that passed; its report has details
                 return
             self._judge(row, verdict)
-            patterned = draws[1][1]
+            patterned = self._draws(job)[1][1]
             when = "after the timed launches" if timed else "on patterned inputs" if patterned else "on other inputs"
             row.reason = f"{when}: {row.reason}"
 
@@ -241,7 +264,7 @@ class Evaluator:
         bound = self.device.bind(prepared, buffers.by_name)
         device = cast("CudaDevice", self.device)
         device.distribute(bound)  # once: what other GPUs have of the inputs does not change
-        return time_plan(device, bound, buffers.restore, on_launch=restart).to_dict()
+        return time_plan(device, bound, buffers.restore, on_launch=restart, mode=self.mode).to_dict()
 
     def _draws(self, job: Job) -> tuple[tuple[int, bool], tuple[int, bool]]:
         """Seeds of a row's two cases, and whether their inputs are patterned: `check` ends on such inputs, because
@@ -317,6 +340,16 @@ class Subject:
     tensors: tuple[Tensor, ...] = ()
     traffic: float | None = None
     flops: float | None = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A job that can be launched. module: as `Device.build` returned it. cases: of its two proofs."""
+
+    subject: Subject
+    module: Any
+    prepared: Prepared
+    cases: tuple[Case, Case]
 
 
 def _kernel_rows(plan: Sequence[Step], infos: Sequence[KernelInfo]) -> list[dict[str, Any]]:

@@ -24,7 +24,8 @@ SLOW_MS = 100.0
 @dataclass(frozen=True)
 class Options:
     """What every command that runs kernels takes. device: auto, cuda or emulator. time_limit: seconds a launch.
-    full: time slow versions at every block size. workers: CPU threads of the emulator."""
+    full: time slow versions at every block size. workers: CPU threads of the emulator. mode: how times are taken, see
+    `kbench.measure.timer`."""
 
     device: str = "auto"
     family_dirs: tuple[Path, ...] = ()
@@ -35,10 +36,14 @@ class Options:
     debug: bool = False
     full: bool = False
     workers: int | None = None
+    mode: str = "cold"
 
 
 class Bench:
     """An open worker with a device. `device_kind` is "cuda" or "emulator", `device` describes it for records."""
+
+    # What answers in the worker process.
+    handler = "kbench.evaluate:serve"
 
     device_kind: str
     device: dict[str, Any]
@@ -82,10 +87,17 @@ class Bench:
 
         None without a GPU; also, with a note, where measuring fails: rows need none of it.
         """
+        return self._about_gpu("ceilings", "the card's ceilings could not be measured")
+
+    def timer(self) -> dict[str, Any] | None:
+        """How times are taken on this card (`kbench.measure.timer.Timer.facts`); None as for `ceilings`."""
+        return self._about_gpu("timer", "the timer could not be set up")
+
+    def _about_gpu(self, what: str, failed: str) -> dict[str, Any] | None:
         if self.device_kind != "cuda":
             return None
         try:
-            found: dict[str, Any] = self._call({"do": "ceilings"})
+            found: dict[str, Any] = self._call({"do": what})
             return found
         except (WorkerLost, KernelFault) as error:
             self._drop_worker()
@@ -95,7 +107,7 @@ class Bench:
             why = f"internal error: {error.trace if self.options.debug else error}"
         except KbenchError as error:
             why = str(error)
-        self._note(f"the card's ceilings could not be measured: {why}")
+        self._note(f"{failed}: {why}")
         return None
 
     def rows(self, jobs: Sequence[Job]) -> Iterator[Row]:
@@ -157,11 +169,13 @@ class Bench:
         ):
             if value != usual:
                 words += [f"--{name}", f"{value:g}"]
+        if options.mode != Options.mode:
+            words.append(f"--{options.mode}")
         return [str(folder) for folder in options.family_dirs], words
 
     def _call(self, request: dict[str, Any]) -> Any:
         if self._worker is None:
-            self._worker = Worker("kbench.evaluate:serve", self._worker_options(), self._note)
+            self._worker = Worker(self.handler, self._worker_options(), self._note)
         return self._worker.call(request)
 
     def _worker_options(self) -> dict[str, Any]:
@@ -169,5 +183,5 @@ class Bench:
         return {
             "device": self.device_kind, "family_dirs": [str(folder) for folder in options.family_dirs],
             "seed": self.seed, "rtol": options.rtol, "atol": options.atol, "time_limit": options.time_limit,
-            "workers": options.workers, "repeat_options": self._repeat_options()[1],
+            "workers": options.workers, "mode": options.mode, "repeat_options": self._repeat_options()[1],
         }  # fmt: skip

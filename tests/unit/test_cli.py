@@ -229,6 +229,16 @@ def test_tolerances_in_place_of_the_bound_are_said(kbench: Runner, command: str)
     assert "in place of" not in kbench(command, [make_row(1), make_row(2)])[1]
 
 
+@pytest.mark.parametrize("command", ["run toy", "sweep toy"])
+def test_modes_reach_the_bench_and_are_said(kbench: Runner, command: str) -> None:
+    for words, mode, text in (("", "cold", "cold L2"), ("--hot", "hot", "hot L2"), ("--graph", "graph", "CUDA graph")):
+        rows = [make_row(1, cache_mode=mode), make_row(2, cache_mode=mode)]
+        out = kbench(f"{command} {words}", rows)[1]
+        assert kbench.bench.asked_mode == mode and text in " ".join(out.split())
+    status, _, err = kbench(f"{command} --hot --graph", [])
+    assert status == Exit.USAGE and "--hot and --graph are two ways to time" in err
+
+
 @pytest.mark.parametrize(
     ("command", "preset"),
     [

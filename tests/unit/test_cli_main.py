@@ -21,7 +21,20 @@ from kbench.family import AllReduce, Problem, Props, Sdpa, SdpaBackward
 from kbench.install import install_command
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("list", "run", "check", "sweep", "plot", "inspect", "train", "data", "doctor")
+COMMANDS = (
+    "list",
+    "run",
+    "check",
+    "sweep",
+    "compare",
+    "plot",
+    "inspect",
+    "ceilings",
+    "profile",
+    "train",
+    "data",
+    "doctor",
+)
 
 TOY = """
 from kbench.family import CheckShape, Family, Rule, Tensor, Version

@@ -108,9 +108,10 @@ def test_version_5_keeps_what_gelu_is_applied_to() -> None:
     (step,) = version.plan(problem(2, 3, 4, 8, 1, "bf16"), 256, PROPS)
     assert isinstance(step, Gemm) and (step.bias, step.gelu, step.aux) == ("bias", True, "pre")
     assert version.saves == ("pre",)
-    assert not FAMILY.refusal(version, problem(2, 3, 4, 8, 1), 256)
+    assert not FAMILY.refusal(version, problem(2, 3, 4, 8, 1, "tf32"), 256)
+    assert "too coarse for fp32" in FAMILY.refusal(version, problem(2, 3, 4, 8, 1), 256)
     assert "nothing to keep" in FAMILY.refusal(version, problem(2, 3, 4, 8, 0), 256)
-    assert "OC divisible by 8" in FAMILY.refusal(version, problem(2, 3, 4, 12, 1), 256)
+    assert "OC divisible by 8" in FAMILY.refusal(version, problem(2, 3, 4, 12, 1, "tf32"), 256)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])

@@ -64,6 +64,16 @@ def test_confidence_interval_ranks(count, rank, covers):
         assert coverage(count, rank + 1) < 0.95
 
 
+def test_interval_of_many_samples_is_that_of_the_binomial():
+    for count in (65, 333, 1000):
+        rank = 1
+        while coverage(count, rank + 1) >= 0.99:
+            rank += 1
+        interval = confidence_interval([float(i) for i in range(1, count + 1)], 0.99)
+        assert (interval.low, interval.high) == (rank, count + 1 - rank)
+        assert interval.confidence == coverage(count, rank)
+
+
 def test_interval_covers_the_true_median_as_often_as_it_says():
     draw = random.Random(1)
     interval_of = [confidence_interval([draw.expovariate(1.0) for _ in range(15)]) for _ in range(4000)]

@@ -6,19 +6,41 @@ from types import SimpleNamespace
 
 import pytest
 
+from kbench.device.cuda.capture import CapturedPlan
 from kbench.errors import CannotRunError, KernelFault
-from kbench.family import Launch
+from kbench.family import AllReduce, Launch
+from kbench.measure import collect as collect_module
+from kbench.measure import replay as replay_module
 from kbench.measure import timer as timer_module
+from kbench.measure.clocks import Reading
+from kbench.measure.collect import FIRST_PAUSE_S, MAX_DISCARDED, MAX_WAITS, WARMUP_AT_LEAST_S
 from kbench.measure.flush import FLUSH_AT_LEAST, flush_bytes
 from kbench.measure.hold import HOLD_LIMIT_S
+from kbench.measure.replay import MOST_COPIES
 from kbench.measure.statistics import StopRule
-from kbench.measure.timer import MAX_DISCARDED, WARMUP_AT_LEAST_S, Timer, time_plan
+from kbench.measure.timer import MOST_RUNS, Timer, time_plan
 
 HOST_CALL_MS = 0.001  # what each look at the host's clock costs, so that loops over time end
 
 
 class SimulatedError(RuntimeError):
     """Stands for CuPy's CUDARuntimeError."""
+
+
+class Plan(str):
+    """Stands for a bound plan."""
+
+    prepared = SimpleNamespace(plan=("a step",))
+
+
+PLAN = Plan("plan")
+
+
+class Bound(tuple):
+    """A bound plan of real steps."""
+
+    def __new__(cls, plan, buffers):
+        return super().__new__(cls, (plan, buffers))
 
 
 class SimulatedGpu:
@@ -29,13 +51,16 @@ class SimulatedGpu:
     """
 
     kind = "cuda"
+    ordinal = 0
 
-    def __init__(self, *plan_ms, host_extra_ms=0.02, stall=False, fault=None, hidden_ms=0.0):
+    def __init__(self, *plan_ms, host_extra_ms=0.02, stall=False, fault=None, hidden_ms=0.0, node_ms=0.0):
         self.plan_ms = list(plan_ms) or [1.0]
         self.host_extra_ms = host_extra_ms
         self.stall = stall  # queueing the plan makes the host wait, so the hold runs out
         self.fault = fault
         self.hidden_ms = hidden_ms
+        self.node_ms = node_ms  # what a plan takes longer in a graph
+        self.capturing = False
         self.now_ms = 0.0
         self.cold = False
         self.queue, self.log, self.freed = [], [], []
@@ -60,12 +85,14 @@ class SimulatedGpu:
 
         def memset(pointer, value, size, stream_pointer):
             assert stream_pointer == gpu.stream.ptr
-            gpu.log.append("flush")
-            gpu.queue.append(gpu._run_flush)
+            gpu.log.append("flush" if size > 4 else "word")
+            if size > 4:
+                gpu.queue.append(gpu._run_flush)
 
         runtime = SimpleNamespace(
-            hostAllocMapped=2, memsetAsync=memset, deviceSynchronize=self._drain, CUDARuntimeError=SimulatedError
-        )
+            hostAllocMapped=2, memsetAsync=memset, deviceSynchronize=self._drain, CUDARuntimeError=SimulatedError,
+            deviceGetPCIBusId=lambda ordinal: "0000:00:00.0",
+        )  # fmt: skip
         cuda = SimpleNamespace(
             Event=Event,
             PinnedMemory=pinned,
@@ -75,6 +102,10 @@ class SimulatedGpu:
             get_elapsed_time=lambda start, stop: stop.at - start.at,
         )
         return SimpleNamespace(cuda=cuda, empty=lambda size, dtype: SimpleNamespace(data=SimpleNamespace(ptr=1)))
+
+    def sleep(self, seconds):
+        self.log.append("sleep")
+        self.now_ms += 1e3 * seconds
 
     def perf_counter(self):
         self.now_ms += HOST_CALL_MS
@@ -98,22 +129,41 @@ class SimulatedGpu:
         return plan
 
     def bind(self, plan, buffers):
-        return plan, buffers
+        bound = Bound(plan, buffers)
+        bound.prepared = SimpleNamespace(plan=plan)
+        return bound
+
+    def capture(self, *bounds):
+        return self.capture_work(lambda: [self.enqueue(bound, self.stream) for bound in bounds], bounds)
+
+    def capture_work(self, queue, bounds):
+        held, self.queue, self.capturing = self.queue, [], True
+        queue()
+        nodes, self.queue, self.capturing = self.queue, held, False
+
+        def launch(stream):
+            self.log.append("graph")
+            self.queue += nodes
+
+        return CapturedPlan(SimpleNamespace(launch=launch), bounds)
 
     def enqueue(self, bound, stream):
         assert stream is self.stream
+        extra = self.node_ms if self.capturing else 0.0
         if bound == "plan":
             self.log.append("plan")
             if self.stall:
                 self._drain()
-            self.queue.append(self._run_plan)
+            self.queue.append(lambda: self._run_plan(extra))
             return
         (step,), buffers = bound
-        if isinstance(step, Launch):
+        if isinstance(step, Launch) and step.kernel == "empty":
+            self.queue.append(lambda: self._advance(0.001 + extra))
+        elif isinstance(step, Launch):
             self.log.append("hold")
             self.queue.append(lambda: self._run_hold(buffers["words"].array, step.args[1] / 1e6))
         else:
-            self.queue.append(lambda: self._advance(1.0 if self.cold else 0.1))
+            self.queue.append(self._run_copy)
 
     def synchronize(self):
         if self.fault and "plan" in self.log:
@@ -127,12 +177,16 @@ class SimulatedGpu:
             self._advance(limit_ms)
             words[1] = 1
 
+    def _run_copy(self):
+        self._advance(1.0 if self.cold else 0.1)
+        self.cold = False
+
     def _run_flush(self):
         self.cold = True
         self._advance(0.05)
 
-    def _run_plan(self):
-        self._advance(self.plan_ms[0])
+    def _run_plan(self, extra):
+        self._advance(self.plan_ms[0] + extra)
         if len(self.plan_ms) > 1:
             self.plan_ms.pop(0)
 
@@ -141,7 +195,6 @@ class SimulatedGpu:
             self.log.append("wait")
         while self.queue:
             self.queue.pop(0)()
-        self.cold = False
         self._advance(self.host_extra_ms + (self.hidden_ms if "plan" in self.log else 0.0))
         if self.fault and "plan" in self.log:
             raise SimulatedError("sticky")
@@ -151,11 +204,14 @@ class SimulatedGpu:
 def measure(monkeypatch):
     """`measure(gpu, ...)`: a measurement on a simulated GPU; the timer it was taken with is `measure.timer`."""
 
-    def run(gpu, restore=None, **options):
-        monkeypatch.setattr(timer_module, "time", gpu)
+    def run(gpu, restore=None, second=False, reading=None, **options):
+        for module in (timer_module, collect_module, replay_module):
+            monkeypatch.setattr(module, "time", gpu)
         run.timer = Timer(gpu)
+        if reading is not None:
+            run.timer._clocks = reading
         gpu.log.clear()
-        return run.timer.measure("plan", restore, **options)
+        return run.timer.measure(PLAN, restore, second=second, **options)
 
     return run
 
@@ -167,9 +223,9 @@ def test_only_the_plan_lies_between_the_events_and_everything_is_queued_before_t
     gpu = SimulatedGpu(1.0)
     result = measure(gpu, restore=lambda stream: gpu.log.append("restore"), rule=FIVE)
     first, *held = " ".join(gpu.log).split("restore ")[1:]
-    assert first.split() == ["flush", "event", "plan", "event", "wait"]
+    assert first.split() == ["flush", "wait", "event", "plan", "event", "wait"]
     assert held
-    assert all(sample.split() == ["flush", "hold", "event", "plan", "event", "wait"] for sample in held)
+    assert all(sample.split() == ["flush", "wait", "hold", "event", "plan", "event", "wait"] for sample in held)
     assert result.samples_ms == (1.0,) * 5
     assert result.warmups == len(held) + 1 - 5
     assert (result.mode, result.stopped, result.note) == ("cold", "5 samples", "")
@@ -179,8 +235,8 @@ def test_hot_mode_does_not_flush_and_says_so(measure):
     gpu = SimulatedGpu(1.0)
     assert measure(gpu, mode="hot").mode == "hot"
     assert "flush" not in gpu.log
-    with pytest.raises(ValueError, match="cold, hot"):
-        measure.timer.measure("plan", mode="warm")
+    with pytest.raises(ValueError, match="cold, hot, graph"):
+        measure.timer.measure(PLAN, mode="warm")
 
 
 def test_warm_up_gives_the_clocks_time_to_come_back(measure):
@@ -276,7 +332,7 @@ def test_short_plan_is_marked_launch_bound(measure):
     assert measure.timer.overhead_ms == pytest.approx(0.0015)
     assert "launch bound" not in result.note
     gpu.plan_ms = [0.0004]
-    assert "launch bound" in measure.timer.measure("plan").note
+    assert "launch bound" in measure.timer.measure(PLAN).note
 
 
 def test_a_fault_of_the_kernel_comes_through_as_what_it_is_and_the_stream_is_let_go(measure):
@@ -301,7 +357,7 @@ def test_stream_is_let_go_when_queueing_raises(measure):
     gpu.enqueue = lambda bound, stream: (_ for _ in ()).throw(RuntimeError("queueing failed"))
     measure.timer._hold.release = lambda: released.append(True)
     with pytest.raises(RuntimeError, match="queueing failed"):
-        measure.timer.measure("plan")
+        measure.timer.measure(PLAN)
     assert released
 
 
@@ -338,8 +394,125 @@ def test_emulator_is_not_timed():
 
 def test_time_plan_sets_a_device_up_once(monkeypatch):
     gpu = SimulatedGpu(1.0)
-    monkeypatch.setattr(timer_module, "time", gpu)
+    for module in (timer_module, collect_module, replay_module):
+        monkeypatch.setattr(module, "time", gpu)
     built = []
-    gpu.build = lambda source, kernels: built.append(kernels)
-    assert time_plan(gpu, "plan").median_ms == time_plan(gpu, "plan").median_ms == 1.0
-    assert len(built) == 1
+    gpu.build = lambda source, kernels: built.append(*kernels)
+    assert time_plan(gpu, PLAN).median_ms == time_plan(gpu, PLAN).median_ms == 1.0
+    assert built == ["hold", "empty"]
+
+
+class Card:
+    """Stands for NVML: what each look at the card says, the last for ever."""
+
+    available = True
+
+    def __init__(self, *readings):
+        self.readings = list(readings)
+
+    def read(self):
+        return self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
+
+    def surroundings(self):
+        return {"memory_mhz": 3201, "temperature_c": 40, "power_w": None}
+
+
+WELL, HELD_BACK = Reading(1980, ()), Reading(1500, ("power cap",))
+
+
+def test_what_the_card_said_is_in_the_record(measure):
+    result = measure(SimulatedGpu(1.0), rule=FIVE, reading=Card(Reading(1965), WELL))
+    assert result.conditions == {
+        "memory_mhz": 3201, "temperature_c": 40, "sm_mhz": [1965, 1980], "throttle_waits": 0, "throttled": 0,
+        "throttles": [],
+    }  # fmt: skip
+    assert result.note == ""
+
+
+def test_sample_of_a_card_that_holds_itself_back_is_taken_again_after_a_pause(measure):
+    gpu = SimulatedGpu(1.0)
+    result = measure(gpu, rule=FIVE, reading=Card(WELL, HELD_BACK, HELD_BACK, WELL))
+    assert gpu.log.count("sleep") == 2
+    assert (result.count, result.conditions["throttle_waits"], result.conditions["throttled"]) == (5, 2, 0)
+    assert result.conditions["sm_mhz"] == [1980, 1980], "what was thrown away does not count"
+    assert result.note == ""
+
+
+def test_card_that_goes_on_holding_itself_back_is_timed_as_it_is_and_the_row_says_so(measure):
+    gpu = SimulatedGpu(1.0)
+    result = measure(gpu, rule=FIVE, reading=Card(HELD_BACK))
+    assert gpu.log.count("sleep") == MAX_WAITS
+    assert result.note == "the card held itself back (power cap) in 5 of 5 samples"
+    assert sum(FIRST_PAUSE_S * 2**i for i in range(MAX_WAITS)) < 1.0
+
+
+def test_clock_that_moves_is_said(measure):
+    assert measure(SimulatedGpu(1.0), rule=FIVE, reading=Card(Reading(1700), WELL)).note == (
+        "the SM clock moved between 1700 and 1980 MHz"
+    )
+
+
+def test_second_timer_agrees_though_a_graph_adds_a_gap_to_each_node(measure):
+    gpu = SimulatedGpu(0.02, node_ms=0.0012)
+    result = measure(gpu, second=True)
+    assert measure.timer.gap_ms == pytest.approx(0.0012, abs=2e-4)
+    assert result.second["ms"] == pytest.approx(0.02, abs=2e-4)
+    assert (result.second["agrees"], result.note) == (True, "")
+    assert result.second["by"] == f"the host's clock around graphs of {MOST_COPIES} runs"
+
+
+@pytest.mark.parametrize("mode", ["cold", "hot"])
+def test_second_timer_that_differs_is_said(measure, mode):
+    gpu = SimulatedGpu(0.5)
+    measure(gpu)
+    gpu.node_ms = 0.1
+    result = measure.timer.measure(PLAN, mode=mode)
+    assert result.second["agrees"] is False
+    assert result.second["ms"] == pytest.approx(0.6, rel=0.01)
+    assert "a second timer says 0.6" in result.note and "20% apart" in result.note
+
+
+def test_second_timer_does_before_each_run_what_samples_do(measure):
+    gpu = SimulatedGpu(0.5)
+    result = measure(gpu, restore=lambda stream: gpu.log.append("restore"), second=True, rule=FIVE)
+    captured = " ".join(gpu.log).split("sleep")[-1]
+    assert captured.count("restore flush plan restore flush plan") >= 5
+    assert captured.count("restore flush restore flush restore flush") >= 3
+    assert result.second["ms"] == pytest.approx(0.5, rel=0.01), "neither is in the figure"
+
+
+def test_long_plan_is_timed_by_the_hosts_clock_around_the_samples(measure):
+    gpu = SimulatedGpu(20.0)
+    result = measure(gpu, second=True)
+    assert "graph" not in gpu.log
+    assert result.second == {
+        "by": "the host's clock around each sample", "ms": pytest.approx(20.0, rel=0.01),
+        "allowed_ms": pytest.approx(1.002), "agrees": True,
+    }  # fmt: skip
+
+
+def test_plan_that_no_graph_can_hold_has_no_second_timer(measure):
+    class Apart(Plan):
+        prepared = SimpleNamespace(plan=(AllReduce("to", "from", 1, 2),))
+
+    measure(SimulatedGpu(1.0))
+    second = measure.timer.measure(Apart("plan")).second
+    assert second == {"by": "none: what other processes do is no part of a graph", "agrees": None}
+
+
+def test_graph_mode_shows_the_time_of_one_run_among_many(measure):
+    gpu = SimulatedGpu(0.03, node_ms=-0.004)
+    result = measure(gpu, mode="graph", rule=FIVE)
+    assert (result.mode, result.runs, result.count) == ("graph", 34, 5)
+    assert result.median_ms == pytest.approx(0.026)
+    assert "flush" not in gpu.log[gpu.log.index("graph") :]
+    result = measure(SimulatedGpu(0.03, node_ms=-0.004), mode="graph", second=True)
+    assert result.second["by"] == "the host's clock around graphs of 39 and 78 runs"
+    assert result.second["ms"] == pytest.approx(0.026) and result.second["agrees"]
+    assert measure(SimulatedGpu(0.001), mode="graph", rule=FIVE).runs == MOST_RUNS
+    assert measure(SimulatedGpu(30.0), mode="graph", rule=FIVE).runs == 1
+
+
+def test_thousand_samples_are_taken_and_64_of_them_kept(measure):
+    result = measure(SimulatedGpu(1.0), rule=StopRule(minimum=1000, maximum=1000))
+    assert (result.count, len(result.samples_ms), result.median_ms) == (1000, 64, 1.0)

@@ -6,6 +6,7 @@ import html
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,15 @@ def test_the_roofline_has_the_ceilings_and_the_points_below_them(tmp_path: Path)
     circle = next(roofline.iter("circle"))
     assert float(circle.get("cy", "")) > ends[1][1]
     assert "copy v1" not in words and "copy v1 N=64 fp32 2,000 GB/s 50%" in items(text, "bars")
+
+
+def test_multiply_adds_are_the_roof_of_fp32_where_they_are_faster(tmp_path: Path) -> None:
+    for rate, name in ((61.0, "fp32 FMA 61.0"), (49.0, "fp32 50.0")):
+        text = drawn(tmp_path, two_families(), ceilings=replace(CARD, fma_tflops=rate))
+        roofline = pictures(text)["roofline of the run"]
+        roofs = [word.text for word in roofline.iter("text") if "fp32" in (word.text or "")]
+        assert roofs == [name]
+    assert "80% of gemm" in text
 
 
 def test_without_ceilings_rates_are_drawn_all_the_same(tmp_path: Path) -> None:

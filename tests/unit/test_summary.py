@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,17 @@ def test_each_problem_has_its_best_proven_row() -> None:
         for name, value in vars(expected).items():
             got = getattr(line, name)
             assert got == pytest.approx(value) if isinstance(value, float) else got == value, name
+
+
+def test_launches_bound_what_is_small() -> None:
+    card = replace(CARD, launch_us=1.25, fma_tflops=60.0)
+    kernels = [{"name": name} for name in ("first", "second")]
+    small = make_row(1, median_ms=0.005, traffic=4e6, flops=1e6, kernels=kernels)
+    library = make_row(1, sizes={"N": 2}, median_ms=0.005, traffic=4e3, dtype="bf16")  # its own launches are not known
+    large = make_row(1, sizes={"N": 3}, median_ms=2.0, traffic=4e6, flops=60e9, kernels=kernels)
+    graph = make_row(1, sizes={"N": 4}, median_ms=0.002, traffic=4e6, kernels=kernels, cache_mode="graph")
+    found = [(pytest.approx(line.share), line.ceiling) for line in summarise([small, library, large, graph], card)]
+    assert found == [(0.5, "launch"), (0.25, "launch"), (0.5, "fma"), (0.5, "copy")]
 
 
 def test_problems_and_dtypes_are_lines_of_their_own() -> None:
@@ -141,6 +153,12 @@ def test_the_emulator_has_no_times_to_sum_up(sweep: Any) -> None:
 def test_unknown_ceilings_are_said(sweep: Any) -> None:
     out = sweep(rows(), card=None)[1]
     assert out.rstrip().endswith("ceilings of this card: not known") and "gemm" not in out.split("ver  block")[-1]
+    whole = replace(CARD, read_gbs=4400.0, write_gbs=4600.0, l2_gbs=7000.0, fma_tflops=61.2, launch_us=1.25)
+    flat = " ".join(sweep(rows(), card=whole.to_dict())[1].split())
+    assert flat.endswith(
+        "copy 4,000 GB/s, read and written; read 4,400, write 4,600, L2 read 7,000 GB/s; gemm fp32 50.0, bf16 800 "
+        "TFLOP/s; fma fp32 61.2 TFLOP/s; launch 1.25 us"
+    )
     partly = Ceilings(4000.0, notes=("fp32 GEMM not measured: nvmath is missing",))
     out = sweep(rows(), card=partly.to_dict())[1]
     assert "copy 4,000 GB/s, read and written\nfp32 GEMM not measured: nvmath is missing\n" in out

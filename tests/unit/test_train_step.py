@@ -44,7 +44,9 @@ def kinds(shape: Shape) -> Iterator[tuple[Program, Plans]]:
     """The step made of plain parts, and of fused ones."""
     multiplied = {"matmul_forward": 2, "attention_forward": 3}  # in TF32, too
     yield program_of(shape, multiplied, {})
-    ways = {slot: way for slot, way in FUSED.items() if way == "fused" or shape.model.channels % 8 == 0}
+    # Epilogues want whole packets, and that of the forward pass refuses fp32.
+    epilogues = shape.model.channels % 8 == 0 and shape.dtype != "fp32"
+    ways = {slot: way for slot, way in FUSED.items() if way == "fused" or epilogues}
     yield program_of(shape, {**multiplied, **EPILOGUES, **MATRIX}, {**ways, "classifier": "fused"})
 
 

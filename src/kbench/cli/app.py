@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kbench import __version__
-from kbench.cli import check, data, doctor, inspect, plot, run, sweep, train
+from kbench.cli import ceilings, check, compare, data, doctor, inspect, plot, profile, run, sweep, train
 from kbench.cli import list as listing
 from kbench.cli.output import is_unwritable, one_line, report_error, report_unwritable, silence, start, state, write
 from kbench.cli.screen import document_error
@@ -191,8 +191,11 @@ def _build() -> typer.Typer:
     _add(application, "run", run.run, run.EXAMPLES, "Check one version, then time it; or a whole ladder.")
     _add(application, "check", check.check, check.EXAMPLES, "Check versions over shapes and block sizes.")
     _add(application, "sweep", sweep.sweep, sweep.EXAMPLES, "Check, then time, every version and block size.")
+    _add(application, "compare", compare.compare, compare.EXAMPLES, "Time two versions alternately: which is faster?")
     _add(application, "plot", plot.plot, plot.EXAMPLES, "Draw a run: one HTML page of pictures.")
     _add(application, "inspect", inspect.inspect, inspect.EXAMPLES, "Show what kernels use and how many fit; no GPU.")
+    _add(application, "ceilings", ceilings.ceilings, ceilings.EXAMPLES, "Measure what the GPU does at most.")
+    _add(application, "profile", profile.profile, profile.EXAMPLES, "Count what a version does, with Nsight Compute.")
     _add(application, "train", train.train, train.EXAMPLES, "Train GPT-2 with the fastest proven versions.")
     _add_data(application)
     _add(application, "doctor", doctor.doctor, doctor.EXAMPLES, "Show what this machine has, and what is missing.")

@@ -110,7 +110,7 @@ def _tolerance(text: str) -> float:
     return _number(text, "tolerance", "give a number of at least 0, such as 1e-3", lambda x: 0 <= x < math.inf)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     # Long enough for a night; a timer cannot wait for 10^300 seconds.
     return _number(text, "--time-limit", "give seconds above 0, such as 30", lambda x: 0 < x <= 100_000)
 
@@ -238,7 +238,7 @@ AtolOption = Annotated[
 ]
 TimeLimitOption = Annotated[
     float,
-    typer.Option("--time-limit", metavar="SECONDS", parser=_seconds, help="A launch that takes longer counts as hung."),
+    typer.Option("--time-limit", metavar="SECONDS", parser=seconds, help="A launch that takes longer counts as hung."),
 ]
 WorkersOption = Annotated[
     int | None,
@@ -246,6 +246,12 @@ WorkersOption = Annotated[
 ]
 FullOption = Annotated[
     bool, typer.Option("--full", help="Time versions over 0.1 s a launch at every block size, not at one.")
+]
+HotOption = Annotated[
+    bool, typer.Option("--hot", help="Time with the L2 cache as the launch before left it, not flushed.")
+]
+GraphOption = Annotated[
+    bool, typer.Option("--graph", help="Time runs one after another in a CUDA graph, the L2 cache not flushed.")
 ]
 ResultsOption = Annotated[
     Path,
@@ -269,12 +275,16 @@ def bench_options(
     workers: int | None,
     debug: bool,
     full: bool = False,
+    hot: bool = False,
+    graph: bool = False,
 ) -> Options:
     """The options of a Bench, with their values checked. Raises UsageError."""
     from kbench.sweep import Options
 
     if device not in DEVICES:
         raise UsageError(f"unknown device {device!r}", f"write --device {', '.join(DEVICES[:-1])} or {DEVICES[-1]}")
+    if hot and graph:
+        raise UsageError("--hot and --graph are two ways to time", "choose one; neither stands for a cold L2 cache")
     return Options(
         device=device,
         family_dirs=tuple(family_dir or ()),
@@ -285,6 +295,7 @@ def bench_options(
         debug=debug,
         full=full,
         workers=workers,
+        mode="hot" if hot else "graph" if graph else "cold",
     )
 
 

@@ -13,6 +13,7 @@ from kbench.errors import CannotRunError, KbenchError, UsageError
 from kbench.grammar import parse_block_size, parse_params, parse_sizes, parse_targets
 from kbench.params import params_text
 from kbench.results.best import contest, median, winners
+from kbench.results.conditions import card_text, mode_text, second_text
 from kbench.results.schema import Row
 from kbench.results.tables import by_problem, determinism, interval, mark, milliseconds, percent, share_of_bound, spread
 from kbench.selection import Selection
@@ -39,6 +40,8 @@ def run(
     rtol: o.RtolOption = None,
     atol: o.AtolOption = None,
     time_limit: o.TimeLimitOption = 30.0,
+    hot: o.HotOption = False,
+    graph: o.GraphOption = False,
     workers: o.WorkersOption = None,
     json: o.JsonOption = False,
     debug: o.DebugOption = False,
@@ -67,11 +70,13 @@ def run(
         time_limit=time_limit,
         workers=workers,
         debug=debug,
+        hot=hot,
+        graph=graph,
     )
     session = run_rows(options, selection, screen)
     # Not what was asked for but what came of it: a family of one version needs no ladder.
     only = session.rows[0] if session.planned.total() == len(session.rows) == 1 else None
-    error = _not_run(only) if only is not None else None
+    error = not_run(only) if only is not None else None
     failure = {"error": str(error), "exit_status": int(error.exit_status)} if error is not None else {}
     screen.document("run", session.document(**failure))
     if error is not None:
@@ -83,7 +88,7 @@ def run(
     return session.finish(screen, debug)
 
 
-def _not_run(row: Row) -> KbenchError | None:
+def not_run(row: Row) -> KbenchError | None:
     """The error that a single row is which did not run at all."""
     what = f"{row.family} version {row.version}"
     if row.status == "refused":
@@ -108,6 +113,9 @@ def _report(session: Session, row: Row, screen: Screen, debug: bool) -> None:
         screen.say()
     if row.measurement:
         screen.prose(_time_line(row), "  time     ")
+        for title, text in (("  again    ", second_text(row)), ("  card     ", card_text(row))):
+            if text:
+                screen.prose(text, title)
     elif row.status == "pass":
         screen.prose(NO_TIMES if not session.timed else row.reason or "not taken", "  time     ")
     show_details(row, screen, debug, " " * 11)  # below the text of the check
@@ -137,7 +145,7 @@ def _outputs(session: Session, row: Row, screen: Screen) -> None:
 def _time_line(row: Row) -> str:
     taken = row.measurement or {}
     line = f"{milliseconds(median(row))} ms median, 95% interval {interval(row)}"
-    line += f", {row.cache_mode} L2, {len(taken.get('samples_ms', ()))} samples"
+    line += f", {mode_text(row)}, {taken.get('count') or len(taken.get('samples_ms', ()))} samples"
     return f"{line}; {taken['note']}" if taken.get("note") else line
 
 
@@ -153,7 +161,7 @@ def _ladders(session: Session, screen: Screen) -> None:
 
 def _ladder(session: Session, rows: Sequence[Row], screen: Screen) -> None:
     first = rows[0]
-    mode = f", {first.cache_mode} L2" if session.timed else ""
+    mode = f", {mode_text(first)}" if session.timed else ""
     screen.prose(f"{first.family}: {first.problem}, {first.dtype}{mode}, seed {session.seed}", rest="  ")
     screen.prose(f"on {describe(session.device)}", rest="  ")
     session.say_replaced(screen)

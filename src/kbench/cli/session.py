@@ -141,6 +141,8 @@ def run_rows(
             search.require_times(bench.device_kind)
         if selection.mode == "sweep" and (ceilings := bench.ceilings()) is not None:
             session.device["ceilings"] = ceilings
+        if selection.mode != "check" and (timer := bench.timer()) is not None:
+            session.device["timer"] = timer
         names = [f"{job.family}:{job.version} {_sizes(job)} block {job.place}" for job in jobs]
         if search is not None:
             names = [f"{job.family}:{job.version} {_sizes(job)}: {search.strategy}" for job in planned]

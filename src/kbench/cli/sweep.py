@@ -21,6 +21,7 @@ from kbench.grammar import parse_block_sizes, parse_params, parse_sizes, parse_t
 from kbench.params import params_text
 from kbench.plot.page import write_page
 from kbench.results.best import contest, load_best, median, ties, update_best, winners
+from kbench.results.conditions import mode_text
 from kbench.results.schema import Row
 from kbench.results.store import RunWriter, read_run, require_writable
 from kbench.results.summary import summarise, write_summary
@@ -58,6 +59,8 @@ def sweep(
     atol: o.AtolOption = None,
     time_limit: o.TimeLimitOption = 30.0,
     full: o.FullOption = False,
+    hot: o.HotOption = False,
+    graph: o.GraphOption = False,
     strategy: StrategyOption = None,
     max_rows: MaxRowsOption = None,
     html: HtmlOption = None,
@@ -102,6 +105,8 @@ def sweep(
         workers=workers,
         debug=debug,
         full=full or search is not None,  # a search compares all rows that it asks for
+        hot=hot,
+        graph=graph,
     )
     # All before any work: an hour of measuring must not end in "cannot write".
     if html is not None:
@@ -180,7 +185,7 @@ def _winner(row: Row) -> dict[str, str | int]:
 
 def _table(session: Session, rows: Sequence[Row], screen: Screen) -> None:
     first = rows[0]
-    mode = f", {first.cache_mode} L2" if session.timed else ""
+    mode = f", {mode_text(first)}" if session.timed else ""
     screen.prose(f"{first.family}: {first.problem}, {first.dtype}{mode}, seed {session.seed}", rest="  ")
     screen.prose(f"on {describe(session.device)}", rest="  ")
     session.say_replaced(screen)

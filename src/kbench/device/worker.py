@@ -69,7 +69,7 @@ class Worker:
                 pass_fds=(theirs.fileno(), *descriptors),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what kernels print must not mix with tables or JSON on stdout
-                env=_child_environment(),
+                env=child_environment(),
             )
         self._pipe.send_bytes(json.dumps(options).encode())
 
@@ -183,7 +183,7 @@ class Channel:
             self.send({"limit": None, "doing": ""})
 
 
-def _child_environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """The child finds kbench where the parent did, also when that was the current folder."""
     package_root = str(Path(__file__).resolve().parents[2])
     path = os.environ.get("PYTHONPATH", "")

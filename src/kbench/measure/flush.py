@@ -44,7 +44,11 @@ class Flush:
     def __call__(self, stream: Any) -> None:
         """Queue the flush. The stream must be idle: persisting lines are reset at once, not in its order."""
         self._reset()
-        self._memset(self._buffer.data.ptr, 0, self.nbytes, stream.ptr)
+        self.write(stream)
+
+    def write(self, stream: Any, whole: bool = True) -> None:
+        """Queue the write alone, which a graph may hold; of one word only unless `whole`."""
+        self._memset(self._buffer.data.ptr, 0, self.nbytes if whole else 4, stream.ptr)
 
 
 def _persisting_reset() -> Callable[[], object]:

@@ -6,6 +6,7 @@ the median and order statistics describe them, the mean and the standard deviati
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from statistics import quantiles as _quantiles
 
 NO_SAMPLES = "no valid samples"
 
-# Raw samples kept per row: enough to resample a winner, few enough that a sweep's file stays readable.
-MAX_SAMPLES = 64
+# Samples of one measurement. The median's interval narrows with their root: more settle nothing that matters.
+MAX_SAMPLES = 1000
 
 # Times jitter by about 1% between neighbouring launches; a fall of more than 2% is the machine still warming up.
 _STILL_FALLING = 0.02
@@ -56,7 +57,7 @@ def coverage(count: int, rank: int) -> float:
     continuous distribution and every count.
     """
     outside = 2 * sum(math.comb(count, below) for below in range(rank))
-    return 1.0 - math.ldexp(outside, -count)
+    return 1.0 - outside / (1 << count)  # Python divides whole numbers of any length
 
 
 def confidence_interval(samples: Sequence[float], confidence: float = 0.95) -> Interval:
@@ -67,10 +68,21 @@ def confidence_interval(samples: Sequence[float], confidence: float = 0.95) -> I
     """
     ordered = sorted(_some(samples))
     count = len(ordered)
+    rank, covered = _rank(count, confidence)
+    return Interval(ordered[rank - 1], ordered[count - rank], covered)
+
+
+@functools.cache  # asked again after every sample
+def _rank(count: int, confidence: float) -> tuple[int, float]:
+    """The highest rank whose interval has the confidence (1 if none has), and the confidence that it has."""
     rank = 1
-    while coverage(count, rank + 1) >= confidence:
+    below = choose = 1  # outcomes of `count` coins with fewer than `rank` heads; with exactly rank - 1
+    while True:
+        choose = choose * (count - rank + 1) // rank
+        if 1.0 - 2 * (below + choose) / (1 << count) < confidence:
+            return rank, 1.0 - 2 * below / (1 << count)
+        below += choose
         rank += 1
-    return Interval(ordered[rank - 1], ordered[count - rank], coverage(count, rank))
 
 
 def relative_half_width(samples: Sequence[float], confidence: float = 0.95) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kbench.axis import LogAxis
-from kbench.ceilings import Ceilings
+from kbench.ceilings import Ceilings, arithmetic_rate
 from kbench.plot.contest import Contest, Series, label
 from kbench.results.best import median
 from kbench.results.schema import Row
@@ -60,6 +60,10 @@ def roofline(lines: Sequence[Line], ceilings: Ceilings) -> str:
     points = [(line, line.tflops / line.gbs * 1e3, line.tflops) for line in lines if line.tflops and line.gbs]
     dtypes = sorted({line.dtype for line, _, _ in points})
     roofs = {dtype: ceilings.gemm_tflops[dtype] for dtype in dtypes if ceilings.gemm_tflops.get(dtype)}
+    named = {dtype: f"{dtype} {rate_text(roof)}" for dtype, roof in roofs.items()}
+    best = arithmetic_rate("fp32", ceilings) if "fp32" in dtypes else None
+    if best is not None and best[1] == "fma":
+        roofs["fp32"], named["fp32"] = best[0], f"fp32 FMA {rate_text(best[0])}"
     copy = (ceilings.copy_gbs or 0.0) / 1e3  # TFLOP/s at an intensity of one operation a byte
     ridges = [roof / copy for roof in roofs.values()] if copy else []
     x = LogAxis.over([at for _, at, _ in points] + ridges, LEFT, WIDTH - 16, pad=5)
@@ -82,8 +86,7 @@ def roofline(lines: Sequence[Line], ceilings: Ceilings) -> str:
         corners = [(x.pixel(start), y.pixel(roof)), (x.end, y.pixel(roof))]
         parts.append(_line(f"roof c{dtypes.index(dtype)}", corners))
         taken += _covered(*corners)
-        name = f"{dtype} {rate_text(roof)}"
-        parts.append(_beside(x.end - LETTER * len(name), y.pixel(roof) - 6, name, taken))
+        parts.append(_beside(x.end - LETTER * len(named[dtype]), y.pixel(roof) - 6, named[dtype], taken))
     for line, at, rate in points:
         across, down = x.pixel(at), y.pixel(rate)
         near = f", {percent(line.share)} of {line.ceiling}" if line.ceiling else ""
@@ -91,11 +94,11 @@ def roofline(lines: Sequence[Line], ceilings: Ceilings) -> str:
         circle = f'<circle class="dot c{dtypes.index(line.dtype)}" cx="{across:.1f}" cy="{down:.1f}" r="4.5">'
         parts.append(f"{circle}<title>{html.escape(told)}</title></circle>")
         taken.append(_Box(across - 5, down - 5, 10, 10))
-    named = [
+    labels = [
         _Named(f"{line.family} v{line.version}", f"c{dtypes.index(line.dtype)}", x.pixel(at), y.pixel(rate))
         for line, at, rate in points
     ]
-    parts += _names_of_points(named, taken)
+    parts += _names_of_points(labels, taken)
     return _svg("roofline of the run", parts)
 
 

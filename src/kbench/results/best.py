@@ -90,6 +90,17 @@ def load_best(folder: Path) -> dict[str, Any]:
     return document
 
 
+def kept_row(document: dict[str, Any], row: Row) -> Row | None:
+    """The row that best.json keeps of a version for what `row` competes for; None without one that can be read."""
+    level: Any = document.get("gpus", {})
+    try:
+        for name in contest(row):
+            level = level[name]
+        return Row.from_dict(level[str(row.version)]["row"])
+    except (KeyError, TypeError, AttributeError):
+        return None
+
+
 def update_best(folder: Path, rows: Iterable[Row], run_id: str) -> int:
     """Merge rows into `results/best.json`; returns how many entries changed. Safe with two processes at once."""
     with _locked(folder / f".{BEST}.lock"):

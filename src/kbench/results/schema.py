@@ -5,7 +5,10 @@ History of the schema (the first line of a run file holds its number):
 2  rows have `traffic` and `flops`, and their `device` is the GPU's model (it was "cuda", and is still "emulator"
    there); `verdict["judge"]` may be "cupy"; the device of a sweep on a GPU has `ceilings` (`kbench.ceilings`).
 3  rows have `source`, the fingerprint of the version's files.
-4  rows of versions that declare parameters have their values in `params`, which was always empty before.
+4  `cache_mode` may be "graph"; measurements have `count`, `runs`, `conditions` and `second`; the device of a sweep or
+   run on a GPU has `timer` (`kbench.measure.timer.Timer.facts`);
+   the device's `ceilings` may have read, write and L2 bandwidth, FMA rate, launch times, their evidence and the time;
+   rows of versions that declare parameters have their values in `params`, which was always empty before.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any
 from kbench.errors import Exit
 from kbench.params import place_text
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 # What became of a row, and the exit status that it stands for.
 STATUSES = {
@@ -45,7 +48,8 @@ class Row:
         the reference of a very large problem ran on the GPU, "launches": n} or None where nothing was checked.
         A failed row also has "findings" [{"kind", "text"}] and, per output, "kind", "notes", "first", "worst".
     measurement: {"median_ms", "low_ms", "high_ms" (95% interval of the median), "q1_ms", "q3_ms",
-        "samples_ms": [...], "warmups": n, "overhead_ms", "note"} or None: always None on the emulator.
+        "samples_ms": [...], "warmups": n, "overhead_ms", "note", "conditions", "second", ...}
+        (`kbench.measure.measurement.Measurement`) or None: always None on the emulator.
     kernels: [{"name", "grid", "block", "shared", "registers", "static_shared", "local_bytes"}] of the plan.
     overridden: --rtol/--atol replaced the bound: such a row can never win or be a baseline.
     traffic: bytes that any version has to read and write. flops: what the family counts, None where it counts none.

@@ -30,19 +30,25 @@ TABLES = "tables"
 SUFFIX = ".jsonl"
 
 
+def new_id(device: Mapping[str, Any], started: datetime) -> str:
+    """The name of a record: when and on what, and a random part that keeps two of one second apart."""
+    return f"{started:%Y%m%dT%H%M%SZ}-{_slug(str(device.get('name', 'device')))}-{secrets.token_hex(3)}"
+
+
 def row_key(row: Row) -> tuple[object, ...]:
     """What makes two rows the same experiment: family, version, sizes, dtype, block, params, cache mode, device."""
     sizes, params = tuple(sorted(row.sizes.items())), tuple(sorted(row.params.items()))
     return (row.family, row.version, sizes, row.dtype, row.block, params, row.cache_mode, row.device)
 
 
-def require_writable(folder: Path) -> None:
-    """Prove, before any work, that results can be written below `folder`, and leave nothing behind.
+def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES)) -> None:
+    """Prove, before any work, that results can be written in `folder` and in the folders `below` it, and leave nothing
+    behind.
 
-    The folder itself need not exist. Raises CannotRunError.
+    None of them need exist. Raises CannotRunError.
     """
     # A file is really created, because permission bits say nothing about read-only mounts, quotas and root.
-    for needed in (folder, folder / RUNS, folder / TABLES):
+    for needed in (folder, *(folder / name for name in below)):
         existing = needed
         while not existing.exists() and existing != existing.parent:
             existing = existing.parent
@@ -50,7 +56,7 @@ def require_writable(folder: Path) -> None:
             with tempfile.NamedTemporaryFile(dir=existing, prefix=".kbench-"):
                 pass
         except OSError as error:
-            raise _unwritable(existing, error) from error
+            raise unwritable(existing, error) from error
 
 
 class RunWriter:
@@ -70,9 +76,7 @@ class RunWriter:
         kbench_version: str,
     ) -> None:
         started = datetime.now(UTC)
-        slug = _slug(str(device.get("name", "device")))
-        # The random part keeps two runs of one second apart.
-        self.id = f"{started:%Y%m%dT%H%M%SZ}-{slug}-{secrets.token_hex(3)}"
+        self.id = new_id(device, started)
         self.folder = folder
         self.path = folder / RUNS / (self.id + SUFFIX)
         self._statuses: Counter[str] = Counter()
@@ -121,14 +125,14 @@ class RunWriter:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return self.path.open("x", encoding="utf-8")
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise unwritable(self.path, error) from error
 
     def _write(self, data: Mapping[str, Any]) -> None:
         try:
             self._file.write(dumps(data) + "\n")
             self._file.flush()
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise unwritable(self.path, error) from error
 
 
 @dataclass
@@ -213,7 +217,7 @@ def replace_text(path: Path, text: str, hint: str = "") -> None:
             os.unlink(temporary)
             raise
     except OSError as error:
-        raise _unwritable(path, error, hint) from error
+        raise unwritable(path, error, hint) from error
 
 
 def _lines(path: Path) -> list[str]:
@@ -269,7 +273,8 @@ def _few(ids: Sequence[str]) -> str:
     return f"{newest} and {len(ids) - 3} older ones" if len(ids) > 3 else newest or "none"
 
 
-def _unwritable(path: Path, error: OSError, hint: str = "") -> CannotRunError:
+def unwritable(path: Path, error: OSError, hint: str = "") -> CannotRunError:
+    """The error for a file of results that cannot be written."""
     return CannotRunError(
         f"cannot write {path}: {error.strerror or error}",
         hint or "choose another folder with --results DIR or $KBENCH_RESULTS",

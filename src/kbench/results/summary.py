@@ -25,7 +25,7 @@ class Line:
     """What became of one problem. version and all after it are None where no version was proven and timed.
 
     gbs: the bytes that any version has to move, in 1e9 a second. tflops: None where the family counts no operations.
-    share, ceiling: of the card's ceiling that the problem meets first, and whether that is its "copy" or its "gemm".
+    share, ceiling: of the card's ceiling that the problem meets first, and which that is: see `share_of_ceiling`.
     """
 
     family: str
@@ -60,7 +60,7 @@ def _line(rows: Sequence[Row], ceilings: Ceilings) -> Line:
     if best is None:
         return Line(first.family, first.problem, first.dtype)
     ms = median(best)
-    near = share_of_ceiling(best.traffic, best.flops, best.dtype, ms, ceilings)
+    near = share_of_ceiling(best.traffic, best.flops, best.dtype, ms, ceilings, launches=least_launches(best))
     return Line(
         best.family, best.problem, best.dtype, best.version, best.block, ms,
         gbs=best.traffic / ms / 1e6 if best.traffic else None,
@@ -69,6 +69,12 @@ def _line(rows: Sequence[Row], ceilings: Ceilings) -> Line:
         ceiling=near[1] if near else None,
         params=params_text(best.params) or None,
     )  # fmt: skip
+
+
+def least_launches(row: Row) -> int:
+    """How often the version launches at least: its kernels are known, those of the libraries that it calls are not.
+    None are counted in a CUDA graph, where a launch costs less than the ceiling says."""
+    return 0 if row.cache_mode == "graph" else max(1, len(row.kernels))
 
 
 def frame(lines: Sequence[Line]) -> pd.DataFrame:
@@ -89,9 +95,16 @@ def ceilings_text(ceilings: Ceilings) -> list[str]:
     known = []
     if ceilings.copy_gbs:
         known.append(f"copy {rate_text(ceilings.copy_gbs)} GB/s, read and written")
+    others = (("read", ceilings.read_gbs), ("write", ceilings.write_gbs), ("L2 read", ceilings.l2_gbs))
+    if bandwidths := [f"{name} {rate_text(rate)}" for name, rate in others if rate]:
+        known.append(f"{', '.join(bandwidths)} GB/s")
     if ceilings.gemm_tflops:
         rates = ", ".join(f"{dtype} {rate_text(rate)}" for dtype, rate in ceilings.gemm_tflops.items())
         known.append(f"gemm {rates} TFLOP/s")
+    if ceilings.fma_tflops:
+        known.append(f"fma fp32 {rate_text(ceilings.fma_tflops)} TFLOP/s")
+    if ceilings.launch_us:
+        known.append(f"launch {rate_text(ceilings.launch_us)} us")
     lines = [f"ceilings of this card: {'; '.join(known) or 'not known'}"]
     return [*lines, *ceilings.notes]
 

@@ -72,6 +72,7 @@ class FakeBench:
     jobs_error: KbenchError | None = None
     card: dict[str, Any] | None = None  # its ceilings
     asked: ClassVar[dict[str, Any]] = {}
+    asked_mode: ClassVar[str] = ""
     before_row: Callable[[int], None] = staticmethod(lambda position: None)
 
     def __init__(self, options: Any, note: Callable[[str], None]):
@@ -91,8 +92,12 @@ class FakeBench:
     def ceilings(self) -> dict[str, Any] | None:
         return self.card
 
+    def timer(self) -> dict[str, Any] | None:
+        return None
+
     def jobs(self, selection: Selection) -> list[Job]:
         type(self).asked = vars(selection)
+        type(self).asked_mode = self.options.mode
         if self.jobs_error is not None:
             raise self.jobs_error
         # An error stands where a row of the version before it would have been.

@@ -78,9 +78,14 @@ def _decode(content: bytes, key: Key) -> tuple[dict[str, Any], bytes] | None:
     if checksum != hashlib.sha256(body).hexdigest().encode():
         return None
     head, _, data = body.partition(b"\n")
-    entry = json.loads(head)
-    # Another key under the same name would be a broken hash or a file that somebody renamed.
-    return (entry["fields"], data) if _json(entry["key"]) == _json(key) else None
+    try:
+        entry = json.loads(head)
+        # Another key under the same name would be a broken hash or a file that somebody renamed.
+        same = _json(entry["key"]) == _json(key)
+        fields = entry["fields"]
+    except (ValueError, KeyError, TypeError):  # whole, but written by something else
+        return None
+    return (fields, data) if same and isinstance(fields, dict) else None
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

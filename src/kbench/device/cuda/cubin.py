@@ -7,6 +7,7 @@ sm_120; `cuobjdump -elf` shows the same under their names.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -75,6 +76,24 @@ class CubinFile:
             raise KeyError(name)
         section = self._sections[symbol.section]
         return self._bytes(section)[symbol.value : symbol.value + symbol.size]
+
+    def code(self, kernel: str) -> tuple[bytes, ...]:
+        """Machine code and constants of a kernel, and where the loader fills in addresses: all that decides what it
+        does, but for `variables`. The same for kernels of other names. Raises KeyError without one."""
+        if kernel not in self.kernels:
+            raise KeyError(kernel)
+        parts = [f".text.{kernel}", f".rela.text.{kernel}", f".rel.text.{kernel}"]
+        parts += sorted(
+            name for name in self._by_name if re.fullmatch(rf"\.nv\.constant\d+\.{re.escape(kernel)}", name)
+        )
+        return tuple(self._bytes(self._by_name[name]) for name in parts if name in self._by_name)
+
+    @property
+    def variables(self) -> Mapping[str, bytes]:
+        """The initial bytes of all variables of the cubin that have a name and a size, by name."""
+        held = [s for s in self._symbols if s.size and 0 < s.section < len(self._sections)]
+        data = [s for s in held if self._sections[s.section].name.startswith((".nv.global", ".nv.constant"))]
+        return {s.name: self._bytes(self._sections[s.section])[s.value : s.value + s.size] for s in data}
 
     def info(self, kernel: str, name: str = "", spill_bytes: int | None = None) -> KernelInfo:
         """What `kernel` (a lowered name) uses; `name` is what to call it. Raises KeyError without one."""

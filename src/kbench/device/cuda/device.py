@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from kbench.device.arguments import Parameter
 from kbench.device.base import Bound, Buffer, Damage, Device, KernelInfo, Prepared
 from kbench.device.cuda.all_reduce import BoundAllReduce, Groups, PreparedAllReduce
+from kbench.device.cuda.capture import CapturedPlan
 from kbench.device.cuda.compile import OPTIONS, Cubin, compile_cubin, nvrtc_version
 from kbench.device.cuda.faults import error_of, translated
 from kbench.device.cuda.gemm import CublasLt, PreparedGemm
@@ -45,18 +46,6 @@ class Module:
 
     cubin: Cubin
     kernels: Mapping[str, Kernel]
-
-
-@dataclass(frozen=True, repr=False)
-class CapturedPlan:
-    """A CUDA graph of bound plans; keeps alive the memory whose addresses are in it."""
-
-    graph: Any
-    bounds: tuple[Bound, ...]
-
-    def launch(self, stream: Any) -> None:
-        """Queue all of it on a CuPy stream."""
-        self.graph.launch(stream=stream)
 
 
 class CudaDevice(Device):
@@ -258,11 +247,20 @@ class CudaDevice(Device):
 
     def capture(self, *bounds: Bound) -> CapturedPlan:
         """Plans, one after the other, as one CUDA graph, ready to launch; nothing has run."""
+
+        def queue() -> None:
+            for bound in bounds:
+                self.enqueue(bound)
+
+        return self.capture_work(queue, bounds)
+
+    def capture_work(self, queue: Callable[[], None], bounds: tuple[Bound, ...]) -> CapturedPlan:
+        """Whatever `queue` puts on the device's stream, as one CUDA graph. bounds: the plans among it, whose memory
+        has to live as long."""
         with self.activate(), translated("capturing a plan into a CUDA graph"):
             self.stream.begin_capture()
             try:
-                for bound in bounds:
-                    self.enqueue(bound)
+                queue()
             except BaseException:
                 with contextlib.suppress(Exception):  # the capture is invalid: only leave it
                     self.stream.end_capture()

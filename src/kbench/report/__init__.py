@@ -1,0 +1,1 @@
+"""Comparing two sets of records: what became faster, slower, wrong, or cannot be told."""

@@ -1,0 +1,53 @@
+"""`kbench compare` where there are no times: both sides are proven, a wrong one is found, and no ratio is given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kbench.catalog import kernel_folder
+from kbench.cli.app import run_command
+from kbench.errors import Exit
+
+pytestmark = pytest.mark.emulator
+OPTIONS = ["--size", "N=1000", "--device", "emulator", "--json", "--seed", "1"]
+
+
+def compare(capsys: pytest.CaptureFixture[str], *words: str, status: int) -> dict:
+    assert run_command(["compare", *words, *OPTIONS]) == status
+    document = json.loads(capsys.readouterr().out)
+    assert document["comparison"] is None and document["exit_status"] == status
+    return document
+
+
+def mine(folder: Path, before: str, after: str) -> str:
+    text = (kernel_folder() / "residual_forward.cu").read_text(encoding="utf-8")
+    assert before in text
+    path = folder / "mine.cu"
+    path.write_text(text.replace(before, after), encoding="utf-8")
+    return str(path)
+
+
+def test_both_sides_are_proven_and_nothing_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    document = compare(capsys, "residual_forward:2@64", "residual_forward:2@256", status=Exit.NOTHING)
+    assert [side["row"]["status"] for side in document["sides"]] == ["pass", "pass"]
+    assert [side["row"]["block"] for side in document["sides"]] == [64, 256]
+
+
+def test_a_wrong_file_in_place_of_the_source_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = mine(tmp_path, "to_float(a) + to_float(b)", "to_float(a) - to_float(b)")
+    document = compare(capsys, "residual_forward:2", path, status=Exit.WRONG)
+    assert [side["row"]["status"] for side in document["sides"]] == ["pass", "fail"]
+    again = document["sides"][1]["row"]["reproduce"]
+    assert again.startswith(f"kbench compare residual_forward:2@256 {path}@256 --family residual_forward --version 2 ")
+
+
+def test_a_file_without_the_plans_kernel_says_which_is_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = mine(tmp_path, "void residual_forward2(", "void residual_forward9(")
+    document = compare(capsys, path, "residual_forward:2", status=Exit.USAGE)
+    row = document["sides"][0]["row"]
+    assert row["status"] == "invalid" and "mine.cu has no kernel `residual_forward2`" in row["reason"]
