@@ -164,7 +164,8 @@ class PairEvaluator(Evaluator):
 
     def _view(self, side: _Subject) -> Buffers:
         subject = _ready(side).subject
-        return Buffers(self.device, side.family, side.version, subject.problem, side.job.block, subject.plan)
+        job = side.job
+        return Buffers(self.device, side.family, side.version, subject.problem, job.block, subject.plan, job.params)
 
     # ------------------------------------------------------------------------------------------ times
 

@@ -104,11 +104,11 @@ def launched(device: Device, catalog: Catalog, job: Job, seed: int, judges: Judg
     """
     family, version = catalog[job.family], catalog.version(job.family, job.version)
     problem = Problem(job.sizes, job.dtype)
-    plan = checked_plan(version.plan(problem, job.block, device.props))
+    plan = checked_plan(version.plan(problem, job.block, device.props, **job.params))
     # The reference first: preparing may measure algorithms, which it would disturb.
     case = judges.make_case(family, problem, seed, False)
-    prepared = _prepared(device, family, version, problem, job.block, plan)
-    with Buffers(device, family, version, problem, job.block, plan) as buffers:
+    prepared = _prepared(device, family, version, problem, job, plan)
+    with Buffers(device, family, version, problem, job.block, plan, job.params) as buffers:
         verdict = prove(device, family, version, prepared, buffers, case)
         if verdict.passed:
             bound = buffers.bind(prepared)
@@ -120,11 +120,11 @@ def launched(device: Device, catalog: Catalog, job: Job, seed: int, judges: Judg
 
 
 def _prepared(
-    device: Device, family: Family, version: Version, problem: Problem, block: int, plan: Sequence[Step]
+    device: Device, family: Family, version: Version, problem: Problem, job: Job, plan: Sequence[Step]
 ) -> Prepared:
     tensors = checked_tensors(family.tensors(problem))
     if version.scratch is not None:
-        tensors = (*tensors, *checked_tensors(version.scratch(problem, block, device.props)))
+        tensors = (*tensors, *checked_tensors(version.scratch(problem, job.block, device.props, **job.params)))
     kernels = sorted(kernels_of(plan))
     source = load_source(Path(family.sources[version.number]), (kernel_folder(),))
     module = device.build(source, kernels, version.arch) if kernels else None
