@@ -54,6 +54,8 @@ class Shift:
         return abs(self.log) >= math.log1p(SHIFT_FLOOR)
 
     def __str__(self) -> str:
+        if not self.rows:
+            return "rows do not move alike"
         change = math.expm1(self.log)
         who = f"{self.rows} rows of unchanged machine code" if self.unchanged else f"most of {self.rows} rows"
         return f"{who} are {abs(change):.1%} {'slower' if change > 0 else 'faster'}"
