@@ -1,0 +1,43 @@
+"""The decision about counts, which have no noise: registers, bytes, instructions."""
+
+from __future__ import annotations
+
+import math
+
+from kbench.report.decision import Decision, Verdict
+from kbench.report.metric import Metric
+
+
+def decide_exact(before: object, after: object, metric: Metric, *, threshold: float = 0.0) -> Decision:
+    """A row of an exact metric: with the same compiler any change is real, and no statistics are asked.
+
+    threshold: the part of `before` that a count may rise or fall by and still be `same`; 0, where any change counts.
+    A value that is no count makes the row `not comparable`.
+    """
+    for name, value in (("before", before), ("after", after)):
+        if fault := _fault(value):
+            return Decision(Verdict.NOT_COMPARABLE, f"{name}: {metric.name} is {fault}")
+    assert isinstance(before, int | float) and isinstance(after, int | float)
+    change = after - before
+    ratio = after / before if before else None
+    if abs(change) <= threshold * before:
+        verdict = Verdict.SAME
+        reason = "unchanged" if not change else f"{_change(before, after, metric)}, limit {threshold:.4g} of it"
+    else:
+        verdict = Verdict.BETTER if (change > 0) == metric.higher_is_better else Verdict.WORSE
+        reason = _change(before, after, metric)
+    return Decision(verdict, reason, float(before), float(after), ratio)
+
+
+def _change(before: float, after: float, metric: Metric) -> str:
+    return f"{before:g} to {after:g} {metric.unit}".rstrip()
+
+
+def _fault(value: object) -> str:
+    if value is None:
+        return "missing"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"not a number: {value!r}"
+    if not math.isfinite(value) or value < 0:
+        return f"not a count: {value}"
+    return ""
