@@ -2,8 +2,8 @@
 
     PYTHONPATH=src:tests/unit/helpers python3 benchmarks/report_scale.py [--records N] [--samples N] [--profile]
 
-Writes two run files, as large as sweeps in rounds would make them, to a temporary folder, and compares them in a process
-of its own. Both files together have so many records. Needs no GPU.
+Writes two run files, as large as sweeps in rounds would make them, to a temporary folder, and compares them in a
+process of its own. Both files together have so many records. Needs no GPU.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -125,17 +127,30 @@ def report(
         if not output.to_stdout:
             output.require_writable(files)
 
-    sides = (None if old is None else _load(before, old, screen)), _load(after, new, screen)
-    if self_test:
-        return _self_test(sides[0], sides[1], settings, screen)
-    built = build(*sides, settings)
-    if rerun_unclear and built.unclear:
-        from kbench.cli.report_rerun import rerun
+    with _no_collections():
+        sides = (None if old is None else _load(before, old, screen)), _load(after, new, screen)
+        if self_test:
+            return _self_test(sides[0], sides[1], settings, screen)
+        built = build(*sides, settings)
+        if rerun_unclear and built.unclear:
+            from kbench.cli.report_rerun import rerun
 
-        rerun(built.unclear, new, results, screen)
-        # Read again: files have grown, and building changes nothing of a side but its reading is the simplest proof.
-        built = build(None if old is None else _load(before, old, screen), _load(after, new, screen), settings)
-    return _show(built.report, outputs, github, whole, screen)
+            rerun(built.unclear, new, results, screen)
+            # The files have grown: read again what is there, not what should be.
+            built = build(None if old is None else _load(before, old, screen), _load(after, new, screen), settings)
+        return _show(built.report, outputs, github, whole, screen)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Without Python's search for cycles: records have none, and a hundred thousand would be searched over and over."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _limits(config: Config, threshold: str | None) -> Config:

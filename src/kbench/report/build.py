@@ -102,8 +102,8 @@ def build(before: Loaded | None, after: Loaded, settings: Settings) -> Built:
         findings.insert(0, "first run: there is nothing yet to compare with")
     status = _exit_status(changes, building.statuses, settings.fail_on, bool(held) or first_run)
     report = Report(
-        before.side, after.side, changes, tuple(findings), _limits(settings.config, building, outcome), settings.fail_on,
-        int(status), held, first_run,
+        before.side, after.side, changes, tuple(findings), _limits(settings.config, building, outcome),
+        settings.fail_on, int(status), held, first_run,
     )  # fmt: skip
     unclear = [
         Unclear(cast(Experiment, each.after), decision.needed_rounds)
@@ -196,7 +196,7 @@ def _decide(timed: Sequence[Pair], settings: Settings) -> Outcome:
 
 
 def _side(experiment: Experiment) -> DecidedSide:
-    return DecidedSide([_array(samples) for samples in experiment.samples])
+    return DecidedSide(list(map(_array, experiment.samples)))
 
 
 def _array(samples: Samples) -> DecidedSamples:

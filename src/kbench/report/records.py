@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +66,10 @@ class Experiment:
         return min(self.rounds.values(), key=lambda record: _RANK[record.status])
 
     @property
+    def timed(self) -> bool:
+        return any(record.samples is not None for record in self.rounds.values())
+
+    @property
     def samples(self) -> list[Samples]:
         """Of each round that was timed, in the order of their runs and rounds."""
         rounds = self.rounds if len(self.rounds) == 1 else sorted(self.rounds)
@@ -105,23 +107,6 @@ class Loaded:
 
 def load(name: str, sources: Sequence[Source]) -> Loaded:
     """Read one side. name: as the user gave it. Raises UsageError for a file that cannot be read or is named twice."""
-    with _no_collections():
-        return _load(name, sources)
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Without Python's search for cycles: rows have none, and a hundred thousand of them are searched over and over."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-def _load(name: str, sources: Sequence[Source]) -> Loaded:
     loaded = Loaded(Side(name))
     around: dict[str, str] = {}
     runs: dict[str, Source] = {}
