@@ -12,7 +12,7 @@ import typer
 
 from kbench import __version__
 from kbench.cli import options as o
-from kbench.cli.plot import HtmlOption, require_page
+from kbench.cli.plot import HtmlOption, require_page, require_page_writable
 from kbench.cli.resume import require_no_others, resumption
 from kbench.cli.screen import Screen
 from kbench.cli.search import MaxRowsOption, StrategyOption, chosen_search, show_searched
@@ -130,7 +130,7 @@ def sweep(
     # All before any work: an hour of measuring must not end in "cannot write".
     if html is not None:
         require_page(html, "--html")
-        require_writable(html.parent)
+        require_page_writable(html, "--html")
     if resume:
         require_no_others(context)
         again = resumption(results, targets or [], screen)
@@ -196,7 +196,7 @@ def _finish(session: Session, writer: RunWriter, layout: Layout, screen: Screen,
     """Everything after the last row; returns the exit status."""
     _report(session, writer, layout, screen)
     if html is not None:
-        write_page(html, read_run(writer.path))
+        write_page(html, read_run(writer.path), "--html")
         screen.say(f"page:    {html}")
     # A search chooses by what it has seen: there is no rest of it to run.
     more = "" if session.searched else " (`kbench sweep --resume` goes on)"

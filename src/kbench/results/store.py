@@ -47,11 +47,11 @@ def newest(rows: Iterable[Row]) -> list[Row]:
     return list({row_key(row): row for row in rows}.values())
 
 
-def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES)) -> None:
+def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES), hint: str = "") -> None:
     """Prove, before any work, that results can be written in `folder` and in the folders `below` it, and leave nothing
     behind.
 
-    None of them need exist. Raises CannotRunError.
+    None of them need exist. hint: what to do where it cannot be written. Raises CannotRunError.
     """
     # A file is really created, because permission bits say nothing about read-only mounts, quotas and root.
     for needed in (folder, *(folder / name for name in below)):
@@ -62,7 +62,7 @@ def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES)) -> Non
             with tempfile.NamedTemporaryFile(dir=existing, prefix=".kbench-"):
                 pass
         except OSError as error:
-            raise unwritable(existing, error) from error
+            raise unwritable(existing, error, hint) from error
 
 
 class RunWriter:
