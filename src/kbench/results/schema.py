@@ -21,6 +21,7 @@ from typing import Any
 
 from kbench.errors import Exit
 from kbench.params import place_text
+from kbench.typed import fits, misfit
 
 SCHEMA_VERSION = 4
 
@@ -37,6 +38,9 @@ STATUSES = {
     "hung": Exit.CRASHED,
     "internal": Exit.INTERNAL,  # a fault of kbench, or of a family file in a way that kbench did not foresee
 }
+
+# What every measurement has; the rest came with time.
+_TIMES = ("median_ms", "low_ms", "high_ms")
 
 
 @dataclass
@@ -113,6 +117,12 @@ class Row:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:
-        """Read a row written by this or an older schema; unknown keys of a newer one are ignored."""
+        """Read a row written by this or an older schema; unknown keys of a newer one are ignored. Raises TypeError for
+        what is no row."""
         known = {f.name for f in fields(cls)}
-        return cls(**{key: value for key, value in data.items() if key in known})
+        row = cls(**{key: value for key, value in data.items() if key in known})
+        if wrong := misfit(cls, data):
+            raise TypeError(wrong)
+        if row.measurement is not None and not all(fits(row.measurement.get(name), float) for name in _TIMES):
+            raise TypeError(f"a measurement has {', '.join(_TIMES)}")
+        return row

@@ -274,7 +274,7 @@ def _row(path: Path, number: int, data: Any) -> Row:
     try:
         return Row.from_dict(data)
     except TypeError as error:
-        raise UsageError(f"{path}:{number} lacks fields of a row: {error}") from error
+        raise UsageError(f"{path}:{number} is not a row of results: {error}") from error
 
 
 def _slug(name: str) -> str:
