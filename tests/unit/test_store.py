@@ -201,6 +201,16 @@ def test_strict_json_has_no_nan() -> None:
     assert json.loads(text, parse_constant=pytest.fail) == {"a": [None, None, 1.5], "b": [2, None]}
 
 
+def test_names_that_are_no_text_come_back(tmp_path: Path) -> None:
+    name = os.fsdecode(b"/tmp/\xff.html")
+    with RunWriter(tmp_path, device=DEVICE, command=[name], options={}, kbench_version="0.1.0") as run:
+        run.append(make_row(1, reason=name))
+    read = read_run(run.path)
+    assert (read.header["command"], read.rows[0].reason) == ([name], name)
+    replace_text(tmp_path / "a", name)
+    assert (tmp_path / "a").read_text() == "/tmp/?.html"
+
+
 def test_a_row_with_a_non_finite_number_is_kept(tmp_path: Path) -> None:
     with writer(tmp_path) as run:
         run.append(make_row(1, used=float("inf")))

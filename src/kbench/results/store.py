@@ -233,7 +233,7 @@ def replace_text(path: Path, text: str, hint: str = "") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
         try:
-            with open(handle, "w", encoding="utf-8") as file:
+            with open(handle, "w", encoding="utf-8", errors="replace") as file:  # a name may hold what is no text
                 file.write(text)
             os.chmod(temporary, 0o644)  # mkstemp makes it private; results are as readable as any other file
             os.replace(temporary, path)
