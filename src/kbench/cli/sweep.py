@@ -152,6 +152,9 @@ def sweep(
         dtype=dtype,
     )
     search = chosen_search(strategy, max_rows)
+    if search is not None and (rtol is not None or atol is not None):
+        what = "--strategy looks for the winner, and no row judged by --rtol or --atol can be one"
+        raise UsageError(what, "leave one of them out")
     options = o.bench_options(
         device=device,
         family_dir=family_dir,
