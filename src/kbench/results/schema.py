@@ -23,6 +23,7 @@ from typing import Any
 
 from kbench.errors import Exit
 from kbench.params import place_text
+from kbench.typed import fits, misfit
 
 SCHEMA_VERSION = 4
 
@@ -39,6 +40,9 @@ STATUSES = {
     "hung": Exit.CRASHED,
     "internal": Exit.INTERNAL,  # a fault of kbench, or of a family file in a way that kbench did not foresee
 }
+
+# What every measurement has; the rest came with time.
+_TIMES = ("median_ms", "low_ms", "high_ms")
 
 
 @dataclass
@@ -122,10 +126,14 @@ class Row:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:
-        """Read a row written by this or an older schema; unknown keys of a newer one are ignored."""
-        if data.keys() <= _NAMES:
-            return cls(**data)
-        return cls(**{key: value for key, value in data.items() if key in _NAMES})
+        """Read a row written by this or an older schema; unknown keys of a newer one are ignored. Raises TypeError for
+        what is no row."""
+        row = cls(**(data if data.keys() <= _NAMES else {key: data[key] for key in data.keys() & _NAMES}))
+        if wrong := misfit(cls, data):
+            raise TypeError(wrong)
+        if row.measurement is not None and not all(fits(row.measurement.get(name), float) for name in _TIMES):
+            raise TypeError(f"a measurement has {', '.join(_TIMES)}")
+        return row
 
 
 _NAMES = frozenset(f.name for f in fields(Row))  # asked once: reports read rows by the hundred thousand

@@ -54,11 +54,11 @@ def newest(rows: Iterable[Row]) -> list[Row]:
     return list({(row_key(row), row.round): row for row in rows}.values())
 
 
-def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES)) -> None:
+def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES), hint: str = "") -> None:
     """Prove, before any work, that results can be written in `folder` and in the folders `below` it, and leave nothing
     behind.
 
-    None of them need exist. Raises CannotRunError.
+    None of them need exist. hint: what to do where it cannot be written. Raises CannotRunError.
     """
     # A file is really created, because permission bits say nothing about read-only mounts, quotas and root.
     for needed in (folder, *(folder / name for name in below)):
@@ -69,7 +69,7 @@ def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES)) -> Non
             with tempfile.NamedTemporaryFile(dir=existing, prefix=".kbench-"):
                 pass
         except OSError as error:
-            raise unwritable(existing, error) from error
+            raise unwritable(existing, error, hint) from error
 
 
 class RunWriter:
@@ -241,7 +241,7 @@ def replace_text(path: Path, text: str, hint: str = "") -> None:
 
     hint: what to do where it cannot be written. Raises CannotRunError.
     """
-    replace_bytes(path, text.encode("utf-8"), hint)
+    replace_bytes(path, text.encode("utf-8", errors="replace"), hint)  # a name may hold what is no text
 
 
 def replace_bytes(path: Path, data: bytes, hint: str = "") -> None:
@@ -334,7 +334,7 @@ def row_of(path: Path | str, number: int, data: Any) -> Row:
     try:
         return Row.from_dict(data)
     except TypeError as error:
-        raise UsageError(f"{path}:{number} lacks fields of a row: {error}") from error
+        raise UsageError(f"{path}:{number} is not a row of results: {error}") from error
 
 
 def _slug(name: str) -> str:
