@@ -23,7 +23,7 @@ from kbench.measure import timer as timer_module
 from kbench.measure.ab_statistics import Rule
 from kbench.measure.collect import Sample
 from kbench.params import Param
-from kbench.results.best import BEST, BEST_SCHEMA
+from kbench.results.best import BEST, BEST_SCHEMA, load_best
 from kbench.results.strict_json import dumps
 from kbench.selection import Selection
 from kbench.sides import Side
@@ -312,6 +312,15 @@ def test_the_block_size_is_the_given_else_the_best_else_the_usual(pair):
 
 def test_a_best_row_of_other_files_decides_nothing(pair):
     best(pair, 64, source="other files")
+    assert pair.plan(Side("doubling", 1), Side("doubling", 2))[0]["job"]["block"] == 256
+
+
+def test_a_best_row_of_other_parameters_decides_nothing(pair):
+    best(pair, 64)
+    document = load_best(pair.folder)
+    (kept,) = document["gpus"]["Card"]["doubling"]["fp32"]["cold"].values()
+    kept["1"]["row"]["params"] = {"PACKETS": 4}
+    (pair.folder / BEST).write_text(dumps(document))
     assert pair.plan(Side("doubling", 1), Side("doubling", 2))[0]["job"]["block"] == 256
 
 

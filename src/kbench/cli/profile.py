@@ -109,7 +109,8 @@ def _require_gpu() -> None:
     try:
         choose_kind("cuda")
     except CannotRunError as error:
-        raise CannotRunError(error.message, "run `kbench doctor`; without one, `kbench inspect` counts") from error
+        advice = "run `kbench doctor`; without a GPU, `kbench inspect --counts` counts accesses to memory"
+        raise CannotRunError(error.message, advice) from error
 
 
 def _selection(
