@@ -223,6 +223,7 @@ class Evaluator:
             prepared = self.device.prepare(subject.plan, module, subject.tensors)
             row.kernels = _kernel_rows(subject.plan, prepared.infos)
             row.details = list(prepared.notes)
+            row.code = self._code(subject.plan, module)
         return Ready(subject, module, prepared, (first, second))
 
     def _evaluate(self, family: Family, version: Version, job: Job, row: Row) -> None:
@@ -315,6 +316,18 @@ class Evaluator:
         """Of the version's files; "" where they are at fault: its row says how."""
         with contextlib.suppress(Exception):  # whatever a family's file raises
             return self.catalog.fingerprint(job.family, job.version)
+        return ""
+
+    def _code(self, plan: Sequence[Step], module: Any) -> str:
+        """The hash of what a GPU runs; "" on the emulator, and where it is not known: nothing but a report needs it."""
+        cubin = getattr(module, "cubin", None)
+        if self.device.kind != "cuda" or (cubin is None and kernels_of(plan)):
+            return ""
+        from kbench.device.cuda.cubin import CubinError
+        from kbench.device.cuda.same_code import code_hash
+
+        with contextlib.suppress(CubinError, KeyError):
+            return code_hash(plan, cubin)
         return ""
 
     def _command(self, job: Job) -> str:

@@ -110,21 +110,23 @@ class Bench:
         self._note(f"{failed}: {why}")
         return None
 
-    def rows(self, jobs: Sequence[Job], earlier: Sequence[Row] = ()) -> Iterator[Row]:
+    def rows(self, jobs: Sequence[Job], earlier: Sequence[Row] = (), again: bool = False) -> Iterator[Row]:
         """Run the jobs, one row each. A version's failure is its row, never an exception.
 
-        earlier: rows of the same run that an earlier process measured.
+        earlier: rows of the same run that an earlier process measured. again: all of these were timed before, and are
+        to be timed again, however slow they are.
         """
+        full = self.options.full or again
         self._announce(jobs)
         slow = {_slowness(row) for row in earlier if _is_slow(row)}
         for position, job in enumerate(jobs):
             key = _slowness(job)
-            if key in slow and not self.options.full:
+            if key in slow and not full:
                 job = replace(job, purpose="prove")
             row = self._row(job)
             if self._worker is None:
                 self._announce(jobs[position + 1 :])
-            if key in slow and row.status == "pass" and not self.options.full:
+            if key in slow and row.status == "pass" and not full:
                 row.reason = "slow: timed at one block size only (--full times all)"
             if _is_slow(row):
                 slow.add(key)

@@ -247,6 +247,12 @@ def test_a_run_of_another_device_stays_there(kbench: Runner, change: dict[str, A
         (lambda header: header.update(options=3), "its options are none"),
         (lambda header: header["options"].update(strategy="pso"), "is a search by pso, which cannot go on"),
         (lambda header: header.pop("device"), "its options are none"),
+        (lambda header: header["options"].update(time_limit="x"), "its options are none"),
+        (lambda header: header["options"].update(workers=True), "its options are none"),
+        (lambda header: header["selection"].update(targets=[{"family": 5}]), "its selection is none"),
+        (lambda header: header["selection"].update(sizes={"T": "x"}), "its selection is none"),
+        (lambda header: header["selection"].update(params=None), "its selection is none"),
+        (lambda header: header["selection"].update(dtype=5), "its selection is none"),
     ],
 )  # fmt: skip
 def test_files_that_cannot_go_on_are_one_line(kbench: Runner, change: Callable[[Any], Any], words: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,7 +118,10 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
         ('{"kind": "header"}\n', "not a run file"),
         (json.dumps({"kind": "header", "schema": SCHEMA_VERSION + 1, "kbench": "9.9"}), "kbench 9.9 with schema"),
         (json.dumps({"kind": "header", "schema": 1}) + '\n{"kind": "row", "status": "fine"}\n', ":2 is not a row"),
-        (json.dumps({"kind": "header", "schema": 1}) + '\n{"kind": "row", "status": "pass"}\n', ":2 lacks fields"),
+        (
+            json.dumps({"kind": "header", "schema": 1}) + '\n{"kind": "row", "status": "pass"}\n',
+            ":2 is not a row of results",
+        ),
     ],
 )
 def test_foreign_files_are_refused_with_file_and_reason(tmp_path: Path, text: str, words: str) -> None:
@@ -125,6 +130,20 @@ def test_foreign_files_are_refused_with_file_and_reason(tmp_path: Path, text: st
     with pytest.raises(UsageError, match=words) as caught:
         read_run(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sizes": 5}, {"sizes": {"N": "x"}}, {"params": []}, {"verdict": "x"}, {"measurement": {}}, {"kernels": "x"},
+     {"measurement": {"median_ms": "x", "low_ms": 1, "high_ms": 1}}, {"steps": [1]}, {"block": "x"}, {"version": True},
+     {"source": None}, {"details": [1]}, {"traffic": "x"}],
+)  # fmt: skip
+def test_a_row_with_a_value_of_another_type_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "run.jsonl"
+    lines = [{"kind": "header", "schema": 1}, {"kind": "row", **make_row(median_ms=1.0).to_dict(), **change}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(UsageError, match=re.escape(f"{path}:2 is not a row of results: ")):
+        read_run(path)
 
 
 def test_missing_files_are_one_line(tmp_path: Path) -> None:
@@ -180,6 +199,16 @@ def test_replacing_is_atomic_and_leaves_no_other_file(tmp_path: Path) -> None:
 def test_strict_json_has_no_nan() -> None:
     text = dumps({"a": [float("nan"), float("inf"), 1.5], "b": (2, float("-inf"))})
     assert json.loads(text, parse_constant=pytest.fail) == {"a": [None, None, 1.5], "b": [2, None]}
+
+
+def test_names_that_are_no_text_come_back(tmp_path: Path) -> None:
+    name = os.fsdecode(b"/tmp/\xff.html")
+    with RunWriter(tmp_path, device=DEVICE, command=[name], options={}, kbench_version="0.1.0") as run:
+        run.append(make_row(1, reason=name))
+    read = read_run(run.path)
+    assert (read.header["command"], read.rows[0].reason) == ([name], name)
+    replace_text(tmp_path / "a", name)
+    assert (tmp_path / "a").read_text() == "/tmp/?.html"
 
 
 def test_a_row_with_a_non_finite_number_is_kept(tmp_path: Path) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kbench.cli.output import report_error
 from kbench.cli.screen import Screen
 from kbench.errors import Exit, KbenchError, worst
 from kbench.jobs import Job
+from kbench.results.rounds import merge
 from kbench.results.schema import Row
 from kbench.selection import Selection
 
@@ -34,7 +34,8 @@ class Recorder(Protocol):
 class Session:
     """What became of a command's rows.
 
-    planned: how many rows each (family, version) was to have. stopped: what ended the command early, if anything
+    rows: one for each experiment, of all of its rounds. planned: how many rows each (family, version) was to have, each
+    round its own. taken: how many came, or were there. stopped: what ended the command early, if anything
     did. replaced: the options that stand in place of the families' bounds, empty without any. searched: what came of
     each search, if rows were searched for. kept: those of `rows` that an earlier part of the run had, by identity: two
     rows may be equal.
@@ -45,6 +46,7 @@ class Session:
     device_kind: str = ""
     seed: int = 0
     planned: Counter[tuple[str, int]] = field(default_factory=Counter)
+    taken: int = 0
     replaced: str = ""
     stopped: KeyboardInterrupt | KbenchError | None = None
     searched: list[Searched] = field(default_factory=list)
@@ -84,7 +86,7 @@ class Session:
         """
         if isinstance(self.stopped, KeyboardInterrupt):
             where = f"; they are kept in {kept}" if kept else ""
-            screen.note(f"interrupted after {len(self.rows)} of {self.planned.total()} rows{where}")
+            screen.note(f"interrupted after {self.taken} of {self.planned.total()} rows{where}")
         elif self.stopped is not None:
             report_error(self.stopped, debug)
         elif self.exit_status == Exit.NOTHING:
@@ -130,12 +132,14 @@ def run_rows(
     record: Callable[[Session], AbstractContextManager[Recorder]] | None = None,
     search: Search | None = None,
     earlier: Callable[[Session, Sequence[Job]], Mapping[int, Row]] | None = None,
+    rounds: int = 1,
 ) -> Session:
     """Run what is selected, row by row, under a progress bar.
 
     record: opens what takes the rows, once the device is known and the selection is found valid. search: chooses which
-    of them are run; None runs all. earlier: the rows that are there already, by the positions of their jobs, and the
-    device's record as it was then; not of a search.
+    of them are run; None runs all. earlier: the rows that are there already, by their places, and the device's record
+    as it was then; not of a search. rounds: how often rows are timed; a row's place is its round times the number of
+    jobs, and the position of its job; not of a search.
     Raises UsageError or CannotRunError if there is not even a first row; later ones end the session early.
     """
     from kbench.sweep import Bench
@@ -152,15 +156,16 @@ def run_rows(
         if search is not None:
             search.require_times(bench.device_kind)
         kept = earlier(session, jobs) if earlier else {}
-        session.kept = {id(row) for row in kept.values()}
         if earlier is None:
             _measure_device(session, bench, selection.mode)
         recorder: AbstractContextManager[Recorder | None] = record(session) if record else nullcontext()
-        with recorder as sink, _merged(session, kept):
+        with recorder as sink:
             if search is not None:
                 _search(search, bench, jobs, session, sink, screen)
             else:
-                _run_jobs(bench, jobs, kept, session, sink, screen)
+                with _in_order(session, kept, len(jobs)) as places:
+                    for number in range(rounds):
+                        _run_round(number, bench, jobs, places, session, sink, screen)
     return session
 
 
@@ -172,15 +177,35 @@ def _measure_device(session: Session, bench: Bench, mode: str) -> None:
         session.device["timer"] = timer
 
 
-def _run_jobs(
-    bench: Bench, jobs: Sequence[Job], kept: Mapping[int, Row], session: Session, sink: Recorder | None, screen: Screen
+def _run_round(
+    number: int,
+    bench: Bench,
+    jobs: Sequence[Job],
+    places: dict[int, Row],
+    session: Session,
+    sink: Recorder | None,
+    screen: Screen,
 ) -> None:
-    """Run the jobs that have no row yet; rows go to `sink` and into the session."""
-    todo = [job for position, job in enumerate(jobs) if position not in kept]
-    names = [f"{job.family}:{job.version} {_sizes(job)} block {job.place}" for job in todo]
-    with _taking(names, session, sink, screen) as take:
-        for row in bench.rows(todo, list(kept.values())) if kept else bench.rows(todo):
-            take(row)
+    """Run the jobs that have no row in this round yet; rows go to `sink`, and to their places. After the first round
+    only what it timed is run: for verdicts once is enough, each of them being of several launches."""
+    first = number * len(jobs)
+    wanted = [first + at for at in range(len(jobs)) if not number or (at in places and places[at].measurement)]
+    todo = {place: jobs[place - first] for place in wanted if place not in places}
+    if number:
+        session.planned.update((jobs[place - first].family, jobs[place - first].version) for place in wanted)
+    if not todo:
+        return
+    which = f" round {number + 1}" if number else ""
+    names = [f"{job.family}:{job.version} {_sizes(job)} block {job.place}{which}" for job in todo.values()]
+    with _taking(names, session, sink, screen, number) as take:
+        for place, row in zip(todo, _rows(number, bench, list(todo.values()), list(places.values())), strict=True):
+            places[place] = take(row)
+
+
+def _rows(number: int, bench: Bench, jobs: Sequence[Job], earlier: Sequence[Row]) -> Iterator[Row]:
+    if number:
+        return bench.rows(jobs, again=True)
+    return bench.rows(jobs, earlier) if earlier else bench.rows(jobs)
 
 
 def _search(
@@ -195,32 +220,43 @@ def _search(
 
 @contextmanager
 def _taking(
-    names: Sequence[str], session: Session, sink: Recorder | None, screen: Screen
-) -> Iterator[Callable[[Row], None]]:
-    """What takes each row as soon as it is there. names: of what the progress bar shows, one a row."""
+    names: Sequence[str], session: Session, sink: Recorder | None, screen: Screen, number: int = 0
+) -> Iterator[Callable[[Row], Row]]:
+    """What takes each row as soon as it is there, and returns it with its round. names: of what the progress bar shows,
+    one a row."""
     with screen.progress(names) as advance:
 
-        def take(row: Row) -> None:
+        def take(row: Row) -> Row:
+            if number:
+                row = replace(row, round=number)
             if sink is not None:
                 sink.append(row)
             session.rows.append(row)
+            session.taken += 1
             advance()
+            return row
 
         yield take
 
 
 @contextmanager
-def _merged(session: Session, kept: Mapping[int, Row]) -> Iterator[None]:
-    """Afterwards, also after an error, rows that were there and rows that came stand in the order of their jobs."""
+def _in_order(session: Session, kept: Mapping[int, Row], jobs: int) -> Iterator[dict[int, Row]]:
+    """Takes rows by their places. Afterwards, also after an error, the session has those that were there and those that
+    came in the order of their jobs, the rounds of each as one row."""
+    places = dict(kept)
+    session.taken += len(kept)
     try:
-        yield
+        yield places
     finally:
-        came = iter(session.rows)
-        rows: list[Row] = []
-        for position in sorted(kept):
-            rows += islice(came, position - len(rows))
-            rows.append(kept[position])
-        session.rows = [*rows, *came]
+        rounds: dict[int, list[int]] = {}
+        for place in sorted(places):
+            rounds.setdefault(place % jobs, []).append(place)
+        session.rows, session.kept = [], set()
+        for _, mine in sorted(rounds.items()):
+            row = merge([places[place] for place in mine])
+            session.rows.append(row)
+            if all(place in kept for place in mine):
+                session.kept.add(id(row))
 
 
 def _fallback(reason: str, selection: Selection, jobs: Sequence[Job]) -> str:

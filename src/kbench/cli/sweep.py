@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -12,21 +13,22 @@ import typer
 
 from kbench import __version__
 from kbench.cli import options as o
-from kbench.cli.plot import HtmlOption, require_page
+from kbench.cli.plot import HtmlOption, require_page, require_page_writable
 from kbench.cli.resume import require_no_others, resumption
 from kbench.cli.screen import Screen
 from kbench.cli.search import MaxRowsOption, StrategyOption, chosen_search, show_searched
 from kbench.cli.session import NO_TIMES, Session, run_rows
 from kbench.cli.summary import show_summary
 from kbench.cli.sweep_shown import Layout, Shown
-from kbench.errors import UsageError
+from kbench.errors import Exit, UsageError
 from kbench.grammar import parse_block_sizes, parse_params, parse_sizes, parse_targets
 from kbench.plot.page import write_page
+from kbench.results.baselines import BASELINES, require_name, save_baseline
 from kbench.results.best import load_best, unsettled, update_best, winners
 from kbench.results.columns import NAMES, parse_columns, parse_order
 from kbench.results.facts import Card, facts_of
 from kbench.results.schema import Row
-from kbench.results.store import RunWriter, read_run, require_writable
+from kbench.results.store import RUNS, TABLES, RunWriter, read_run, require_writable
 from kbench.results.summary import summarise, write_summary
 from kbench.results.tables import by_family, by_problem, write_tables
 from kbench.results.why import why
@@ -39,11 +41,20 @@ EXAMPLES = (
     "kbench sweep gelu_forward --dtype fp32,bf16 --sort time --top 5",
 )
 MOST_ROWS = 1_000_000
+MOST_ROUNDS = 100
+MIN_ROUNDS = 3  # of a baseline: fewer tell nothing of how rounds differ, and `kbench report` asks for as many
+FOLDERS = (RUNS, TABLES, BASELINES)
 
 
 def _top(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) <= MOST_ROWS:
         raise UsageError(f"--top {text!r} is not a number of rows", "give a whole number above 0, such as 5")
+    return int(text)
+
+
+def _rounds(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) <= MOST_ROUNDS:
+        raise UsageError(f"--rounds {text!r} is not a number of rounds", f"give one from 1 to {MOST_ROUNDS}, such as 3")
     return int(text)
 
 
@@ -75,6 +86,19 @@ ResumeOption = Annotated[
     bool,
     typer.Option("--resume", help="Go on with a run that was stopped: the latest, or RUN in place of TARGET."),
 ]
+RoundsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--rounds",
+        metavar="N",
+        parser=_rounds,
+        help="Time the rows N times, one round after the other: 1 if left out, 3 with --save.",
+    ),
+]
+SaveOption = Annotated[
+    str | None,
+    typer.Option("--save", metavar="NAME", help="Keep the run as a baseline for `kbench report`, to be committed."),
+]
 
 
 def sweep(
@@ -101,6 +125,8 @@ def sweep(
     sort: SortOption = None,
     top: TopOption = None,
     html: HtmlOption = None,
+    rounds: RoundsOption = None,
+    save: SaveOption = None,
     workers: o.WorkersOption = None,
     resume: ResumeOption = False,
     results: o.ResultsOption = Path("results"),
@@ -120,6 +146,9 @@ def sweep(
     fastest, in each version and problem. A parameter without --param then takes all of its values, as it does with
     --strategy brute_force.
 
+    --rounds measures the rows that are timed again, once all of them are through: what differs between two moments,
+    and not between two launches, is then known to `kbench report`. Tables show all rounds together.
+
     On a GPU, what the card copies and multiplies at most (its ceilings) is measured first, and kept. A sweep over
     several families ends with a summary: the best version of each problem, and how near it is to those ceilings.
     """
@@ -130,17 +159,20 @@ def sweep(
     # All before any work: an hour of measuring must not end in "cannot write".
     if html is not None:
         require_page(html, "--html")
-        require_writable(html.parent)
+        require_page_writable(html, "--html")
+    if save is not None:
+        require_name(save)
     if resume:
         require_no_others(context)
         again = resumption(results, targets or [], screen)
-        require_writable(again.writer.folder)
+        require_writable(again.writer.folder, FOLDERS)
         load_best(again.writer.folder)
         with closing(again.writer):
             session = run_rows(
-                again.options, again.selection, screen, lambda session: again.writer, earlier=again.prepare
-            )
-        return _finish(session, again.writer, layout, screen, html, debug)
+                again.options, again.selection, screen, lambda session: again.writer, earlier=again.prepare,
+                rounds=again.rounds,
+            )  # fmt: skip
+        return _finish(session, again.writer, layout, screen, html, save, debug)
     selection = Selection(
         parse_targets(o.family_names(targets, version, family_dir), version),
         "sweep",
@@ -152,6 +184,10 @@ def sweep(
         dtype=dtype,
     )
     search = chosen_search(strategy, max_rows)
+    if search is not None and (rtol is not None or atol is not None):
+        what = "--strategy looks for the winner, and no row judged by --rtol or --atol can be one"
+        raise UsageError(what, "leave one of them out")
+    times = _times(rounds, save, search is not None, rtol is not None or atol is not None)
     options = o.bench_options(
         device=device,
         family_dir=family_dir,
@@ -165,7 +201,7 @@ def sweep(
         hot=hot,
         graph=graph,
     )
-    require_writable(results)
+    require_writable(results, FOLDERS)
     load_best(results)
     writers: list[RunWriter] = []
 
@@ -180,6 +216,7 @@ def sweep(
                 **asdict(options),
                 "family_dirs": folders,
                 "seed": session.seed,
+                "rounds": times,
                 **({"strategy": search.strategy, "max_rows": search.most} if search is not None else {}),
             },  # fmt: skip
             kbench_version=__version__,
@@ -188,19 +225,55 @@ def sweep(
         writers.append(writer)
         return writer
 
-    session = run_rows(options, selection, screen, record, search)
-    return _finish(session, writers[0], layout, screen, html, debug)
+    session = run_rows(options, selection, screen, record, search, rounds=times)
+    return _finish(session, writers[0], layout, screen, html, save, debug)
 
 
-def _finish(session: Session, writer: RunWriter, layout: Layout, screen: Screen, html: Path | None, debug: bool) -> int:
+def _times(rounds: int | None, save: str | None, searches: bool, overridden: bool) -> int:
+    """How often rows are timed. Raises UsageError for options that contradict each other."""
+    if save is not None and overridden:
+        raise UsageError("--save and --rtol or --atol exclude each other", "a baseline is judged by the family's bound")
+    if searches:
+        if rounds is not None:
+            raise UsageError("--rounds and --strategy exclude each other", "a search times each row once")
+        return 1
+    return rounds or (MIN_ROUNDS if save is not None else 1)
+
+
+def _finish(
+    session: Session,
+    writer: RunWriter,
+    layout: Layout,
+    screen: Screen,
+    html: Path | None,
+    save: str | None,
+    debug: bool,
+) -> int:
     """Everything after the last row; returns the exit status."""
     _report(session, writer, layout, screen)
+    if save is not None:
+        _save(session, writer, save, screen)
     if html is not None:
-        write_page(html, read_run(writer.path))
+        write_page(html, read_run(writer.path), "--html")
         screen.say(f"page:    {html}")
     # A search chooses by what it has seen: there is no rest of it to run.
     more = "" if session.searched else " (`kbench sweep --resume` goes on)"
     return session.finish(screen, debug, kept=f"{writer.path}{more}")
+
+
+def _save(session: Session, writer: RunWriter, name: str, screen: Screen) -> None:
+    """Keep a run that came to its end as a baseline, and say what it lacks."""
+    if session.stopped is not None:
+        screen.note(f"not saved as {name}: the sweep was stopped")
+        return
+    path = save_baseline(writer.folder, name, writer.path)
+    screen.say(f"saved:   {path}")
+    if not session.timed:
+        screen.note(f"{path} holds verdicts and no times: the emulator is not a GPU")
+    bad = Counter(row.status for row in session.rows if row.exit_status != Exit.OK)
+    if bad:
+        counts = ", ".join(f"{count} {status}" for status, count in bad.items())
+        screen.note(f"{path} holds rows that did not pass, too: {counts}")
 
 
 def _report(session: Session, writer: RunWriter, layout: Layout, screen: Screen) -> None:

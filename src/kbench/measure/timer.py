@@ -39,6 +39,9 @@ Restore = Callable[[Any], None]
 
 MODES = ("cold", "hot", "graph")
 
+# To be raised by whoever changes what a time means: times of two timers are not compared.
+TIMER_VERSION = 1
+
 # The interval of a slow plan's median is of no use within any budget that a sweep has; three samples show
 # at least whether it repeats.
 SLOW_SAMPLES = 3
@@ -95,6 +98,7 @@ class Timer:
     def facts(self) -> dict[str, Any]:
         """How this device is timed, for the record of a run."""
         return {
+            "version": TIMER_VERSION,
             "overhead_ms": round(self.overhead_ms, 6),
             "flush_bytes": self._flush.nbytes,
             "flush_gain": None if self.flush_gain is None else round(self.flush_gain, 3),

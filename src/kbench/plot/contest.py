@@ -8,8 +8,9 @@ from functools import cached_property
 
 from kbench.errors import UsageError
 from kbench.results.best import contest, median, ties
+from kbench.results.rounds import merged
 from kbench.results.schema import Row
-from kbench.results.store import Run, newest
+from kbench.results.store import Run
 
 Series = tuple[int, tuple[tuple[str, int], ...]]  # a version, and the other parameters that it ran with
 
@@ -73,7 +74,7 @@ def contests(run: Run) -> list[Contest]:
         if not _is_sound(row):
             raise UsageError(f"{run.path}: row {number} is damaged: {row.family} version {row.version}", "sweep again")
     groups: dict[object, list[Row]] = {}
-    for row in newest(run.rows):
+    for row in merged(run.rows):
         groups.setdefault(contest(row), []).append(row)
     return [Contest(rows) for rows in groups.values()]
 

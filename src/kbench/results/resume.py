@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections import Counter
@@ -25,29 +26,44 @@ AGAIN = {"crashed": "crashed", "unable": "could not run", "internal": "ended in 
 
 @dataclass(frozen=True)
 class Remainder:
-    """What of a run's jobs is there already. kept: by the job's position its row. again: why others of its rows are
-    run once more, and how many."""
+    """What of a run's jobs is there already.
+
+    kept: rows by their places, which are the positions of their jobs, those of each further round behind those of the
+    round before. again: why others of its rows are run once more, and how many. left: how many rows are to be run, at
+    most: of a row that is not there, nobody knows whether it will be timed.
+    """
 
     kept: Mapping[int, Row]
     again: Mapping[str, int]
+    left: int = 0
 
 
-def remainder(run: Run, jobs: Sequence[Job]) -> Remainder:
+def remainder(run: Run, jobs: Sequence[Job], rounds: int = 1) -> Remainder:
     """Rows that are there stay, if the version's files are what they were and the machine had no part in the end."""
-    rows = {_key(row): row for row in newest(run.rows)}
+    rows = {(_key(row), row.round): row for row in newest(run.rows)}
     kept: dict[int, Row] = {}
     again: Counter[str] = Counter()
-    for position, job in enumerate(jobs):
-        row = rows.get(_key(job))
+    left = 0
+    for number, (position, job) in itertools.product(range(rounds), enumerate(jobs)):
+        row = rows.get((_key(job), number))
         if row is None:
-            continue
-        if not row.source or row.source != job.source:
+            left += not number or position not in kept or kept[position].measurement is not None
+        elif not row.source or row.source != job.source:
             again["whose source changed"] += 1
+            left += 1
         elif row.status in AGAIN:
             again[f"that {AGAIN[row.status]}"] += 1
+            left += 1
         else:
-            kept[position] = row
-    return Remainder(kept, again)
+            kept[number * len(jobs) + position] = row
+    return Remainder(kept, again, left)
+
+
+def rounds_of(run: Run) -> int:
+    """How often a run was to time its rows."""
+    options = run.header.get("options")
+    rounds = options.get("rounds", 1) if isinstance(options, dict) else 1
+    return rounds if isinstance(rounds, int) and rounds > 0 else 1
 
 
 def _key(what: Row | Job) -> tuple[object, ...]:

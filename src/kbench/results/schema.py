@@ -12,6 +12,8 @@ History of the schema (the first line of a run file holds its number):
    rows have `steps` and `touched`, their kernels `spill_bytes` and `max_threads`; `source` stands in refused and lost
    rows too; the header has `selection` (what was swept, so that it can go on), its options `strategy` and `max_rows` of
    a search, its device `props`; a run that went on has rows after a footer.
+5  rows have `round`, `code` and `metrics`; a header's options have `rounds`, its device (of a GPU) `limits` and its
+   timer `version`; a run file may be compressed by gzip.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 
 from kbench.errors import Exit
 from kbench.params import place_text
+from kbench.typed import fits, misfit
 
 SCHEMA_VERSION = 4
 
@@ -37,6 +40,9 @@ STATUSES = {
     "hung": Exit.CRASHED,
     "internal": Exit.INTERNAL,  # a fault of kbench, or of a family file in a way that kbench did not foresee
 }
+
+# What every measurement has; the rest came with time.
+_TIMES = ("median_ms", "low_ms", "high_ms")
 
 
 @dataclass
@@ -62,6 +68,10 @@ class Row:
     params: values of the parameters that the version declares, by name; empty where it declares none.
     source: `kbench.source.fingerprint` of the version's files, "" where an older kbench wrote the row.
     seconds: wall time that the row took, of all its parts.
+    round: which of several measurements of the same experiment in one run this is, from 0: rounds lie apart in time.
+    code: a hash of the machine code and of how it is launched (`kbench.device.cuda.same_code.code_hash`); "" where that
+        is not known, and for plans with steps of libraries.
+    metrics: by a kernel's name, by the metric's name, counts that are exact for their compiler.
     """
 
     family: str
@@ -89,6 +99,9 @@ class Row:
     touched: float | None = None
     source: str = ""
     seconds: float = 0.0
+    round: int = 0
+    code: str = ""
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def exit_status(self) -> Exit:
@@ -113,6 +126,14 @@ class Row:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:
-        """Read a row written by this or an older schema; unknown keys of a newer one are ignored."""
-        known = {f.name for f in fields(cls)}
-        return cls(**{key: value for key, value in data.items() if key in known})
+        """Read a row written by this or an older schema; unknown keys of a newer one are ignored. Raises TypeError for
+        what is no row."""
+        row = cls(**(data if data.keys() <= _NAMES else {key: data[key] for key in data.keys() & _NAMES}))
+        if wrong := misfit(cls, data):
+            raise TypeError(wrong)
+        if row.measurement is not None and not all(fits(row.measurement.get(name), float) for name in _TIMES):
+            raise TypeError(f"a measurement has {', '.join(_TIMES)}")
+        return row
+
+
+_NAMES = frozenset(f.name for f in fields(Row))  # asked once: reports read rows by the hundred thousand

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gzip
 import json
 import os
 import re
 import secrets
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, BinaryIO, Self, TextIO, cast
 
 from kbench.errors import CannotRunError, UsageError
 from kbench.results.schema import SCHEMA_VERSION, STATUSES, Row
@@ -29,6 +31,11 @@ RUNS = "runs"
 LATEST = "latest"
 TABLES = "tables"
 SUFFIX = ".jsonl"
+COMPRESSED = SUFFIX + ".gz"
+
+
+_GZIP = b"\x1f\x8b"  # how its files begin
+_NO_RUN = "the first line of a run file has to be a header with a schema"
 
 
 def new_id(device: Mapping[str, Any], started: datetime) -> str:
@@ -43,15 +50,15 @@ def row_key(row: Row) -> tuple[object, ...]:
 
 
 def newest(rows: Iterable[Row]) -> list[Row]:
-    """Of experiments that were repeated the last row each, in the place of the first."""
-    return list({row_key(row): row for row in rows}.values())
+    """Of experiments that were repeated the last row of each round, in the place of the first."""
+    return list({(row_key(row), row.round): row for row in rows}.values())
 
 
-def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES)) -> None:
+def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES), hint: str = "") -> None:
     """Prove, before any work, that results can be written in `folder` and in the folders `below` it, and leave nothing
     behind.
 
-    None of them need exist. Raises CannotRunError.
+    None of them need exist. hint: what to do where it cannot be written. Raises CannotRunError.
     """
     # A file is really created, because permission bits say nothing about read-only mounts, quotas and root.
     for needed in (folder, *(folder / name for name in below)):
@@ -62,7 +69,7 @@ def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES)) -> Non
             with tempfile.NamedTemporaryFile(dir=existing, prefix=".kbench-"):
                 pass
         except OSError as error:
-            raise unwritable(existing, error) from error
+            raise unwritable(existing, error, hint) from error
 
 
 class RunWriter:
@@ -109,7 +116,7 @@ class RunWriter:
         self._write({"kind": "row", **row.to_dict()})
         self._statuses[row.status] += 1
 
-    def __enter__(self) -> RunWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -179,7 +186,7 @@ def read_run(path: Path) -> Run:
     Raises UsageError, naming file and line, for a file of another kind or of a newer schema.
     """
     lines = _lines(path)
-    run = Run(path, _header(path, lines), [])
+    run = Run(path, header_of(path, lines[0]), [])
     for number, line in enumerate(lines[1:], start=2):
         try:
             data = json.loads(line)
@@ -191,7 +198,7 @@ def read_run(path: Path) -> Run:
         if isinstance(data, dict) and data.get("kind") == "footer":
             run.footer = data
         else:
-            run.rows.append(_row(path, number, data))
+            run.rows.append(row_of(path, number, data))
             run.footer = None  # the run went on after it
     return run
 
@@ -214,7 +221,7 @@ def find_run(folder: Path, name: str) -> Path:
     """
     if name == LATEST:
         return latest_run(folder)
-    if "/" in name or name.endswith(SUFFIX):
+    if is_path(name):
         return Path(name)
     ids = sorted(path.stem for path in (folder / RUNS).glob("*" + SUFFIX))
     found = [known for known in ids if known == name] or [known for known in ids if name and name in known]
@@ -224,17 +231,27 @@ def find_run(folder: Path, name: str) -> Path:
     return folder / RUNS / (found[0] + SUFFIX)
 
 
+def is_path(name: str) -> bool:
+    """Whether the name of a run is that of a file, and not an id."""
+    return "/" in name or name.endswith((SUFFIX, COMPRESSED))
+
+
 def replace_text(path: Path, text: str, hint: str = "") -> None:
     """Replace a file in one step, so that a reader sees the old text or the new.
 
     hint: what to do where it cannot be written. Raises CannotRunError.
     """
+    replace_bytes(path, text.encode("utf-8", errors="replace"), hint)  # a name may hold what is no text
+
+
+def replace_bytes(path: Path, data: bytes, hint: str = "") -> None:
+    """As `replace_text`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
         try:
-            with open(handle, "w", encoding="utf-8") as file:
-                file.write(text)
+            with open(handle, "wb") as file:
+                file.write(data)
             os.chmod(temporary, 0o644)  # mkstemp makes it private; results are as readable as any other file
             os.replace(temporary, path)
         except BaseException:
@@ -245,20 +262,60 @@ def replace_text(path: Path, text: str, hint: str = "") -> None:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
-        # splitlines() would also break at U+2028 and the like, which JSON strings may hold.
-        return path.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    data = read_bytes(path)
+    # splitlines() would also break at U+2028 and the like, which JSON strings may hold.
+    return data.decode("utf-8", errors="replace").removesuffix("\n").split("\n")
 
 
-def _header(path: Path, lines: Sequence[str]) -> dict[str, Any]:
+def read_bytes(path: Path) -> bytes:
+    """The text of a run file, compressed or not. Raises UsageError for one that cannot be read."""
     try:
-        header = json.loads(lines[0])
+        with open_run(path) as file:
+            return file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise unreadable(path, error) from error
+
+
+def read_text_of(name: Path | str, data: bytes) -> bytes:
+    """The text of a run file that was read already. name: what to call it. Raises UsageError as `read_bytes`."""
+    if not data.startswith(_GZIP):
+        return data
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise unreadable(name, error) from error
+
+
+def open_run(path: Path) -> BinaryIO:
+    """Open a run file to read its text, whether its name says that it is compressed or not. Raises OSError; reading
+    raises OSError, EOFError or zlib.error where a compressed one is damaged."""
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb")
+
+
+def unreadable(path: Path | str, error: Exception) -> UsageError:
+    """The error of a run file whose text cannot be read."""
+    if isinstance(error, EOFError):
+        return UsageError(f"{path} is cut off: it is compressed, and its end is missing", "copy or write it again")
+    if isinstance(error, gzip.BadGzipFile | zlib.error):
+        return UsageError(f"{path} is not what its name says, a file compressed by gzip: {error}")
+    return UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")
+
+
+def header_of(path: Path | str, line: str) -> dict[str, Any]:
+    """The header that a run file's first line is. Raises UsageError, naming the file, if it is none."""
+    if not line.strip():
+        what = "begins with an empty line" if line else "is empty"
+        raise UsageError(f"{path} is not a run file of kbench: it {what}", _NO_RUN)
+    if line.startswith("\ufeff"):
+        raise UsageError(f"{path} begins with a byte-order mark, which an editor put there", "save it as plain UTF-8")
+    if line.startswith("version https://git-lfs"):
+        raise UsageError(f"{path} is only a pointer to a file in Git LFS", "`git lfs pull` fetches the file")
+    try:
+        header = json.loads(line)
     except ValueError:
         header = None
     if not isinstance(header, dict) or header.get("kind") != "header" or not isinstance(header.get("schema"), int):
-        raise UsageError(f"{path} is not a run file of kbench", "its first line has to be a header with a schema")
+        raise UsageError(f"{path} is not a run file of kbench", _NO_RUN)
     if header["schema"] > SCHEMA_VERSION:
         raise UsageError(
             f"{path} was written by kbench {header.get('kbench', '?')} with schema {header['schema']}, "
@@ -268,13 +325,16 @@ def _header(path: Path, lines: Sequence[str]) -> dict[str, Any]:
     return header
 
 
-def _row(path: Path, number: int, data: Any) -> Row:
-    if not isinstance(data, dict) or data.get("kind") != "row" or data.get("status") not in STATUSES:
+def row_of(path: Path | str, number: int, data: Any) -> Row:
+    """The row that a line of a run file is. Raises UsageError, naming file and line, if it is none."""
+    if isinstance(data, dict) and data.get("kind") == "header":
+        raise UsageError(f"{path}:{number} is a second header: run files were put together", "name them one by one")
+    if not isinstance(data, dict) or data.pop("kind", None) != "row" or data.get("status") not in STATUSES:
         raise UsageError(f"{path}:{number} is not a row of results")
     try:
         return Row.from_dict(data)
     except TypeError as error:
-        raise UsageError(f"{path}:{number} lacks fields of a row: {error}") from error
+        raise UsageError(f"{path}:{number} is not a row of results: {error}") from error
 
 
 def _slug(name: str) -> str:

@@ -55,14 +55,14 @@ class Search:
         """As many jobs as rows may be measured, of each space so many; which ones, nobody knows yet."""
         return [job for space in spaces(jobs) for job in space.jobs[: space.budget(self.most)]]
 
-    def run(self, bench: RowSource, jobs: Sequence[Job], take: Callable[[Row], None]) -> Iterator[Searched]:
+    def run(self, bench: RowSource, jobs: Sequence[Job], take: Callable[[Row], object]) -> Iterator[Searched]:
         """Search in one space after the other; `take` gets every row as soon as it is there."""
         for space in spaces(jobs):
             found = Searched(space.name, self.strategy, 0, len(space.jobs))
             yield found  # before it begins: what a Ctrl-C leaves is counted, too
             self._search(space, bench, take, found)
 
-    def _search(self, space: Space, bench: RowSource, take: Callable[[Row], None], found: Searched) -> None:
+    def _search(self, space: Space, bench: RowSource, take: Callable[[Row], object], found: Searched) -> None:
         def measured(jobs: Sequence[Job]) -> list[float | None]:
             times: list[float | None] = []
             for row in bench.rows(jobs):

@@ -117,7 +117,7 @@ class FakeBench:
         self.scripted = {id(job): row for job, row in zip(jobs, self.script, strict=True)}
         return jobs
 
-    def rows(self, jobs: list[Job], earlier: Sequence[Row] = ()) -> Iterator[Row]:
+    def rows(self, jobs: list[Job], earlier: Sequence[Row] = (), again: bool = False) -> Iterator[Row]:
         type(self).ran = jobs
         for position, job in enumerate(jobs):
             row = self.scripted[id(job)]

@@ -28,8 +28,12 @@ def identity(ordinal: int) -> dict[str, Any]:
     sm_clock_mhz: the highest clock. application_clock_mhz: the one that it is set to; without it, or where the card may
     exceed it by itself, the first holds. A range of clocks locked with nvidia-smi is in neither: NVML does not tell it.
     """
+    return {"uuid": _uuid(ordinal), **limits(ordinal)}
+
+
+def limits(ordinal: int) -> dict[str, float | int | None]:
+    """Those of `identity` that decide how fast any card of the model may run."""
     return {
-        "uuid": _uuid(ordinal),
         "power_limit_w": _ask(ordinal, lambda nvml, card: float(nvml.nvmlDeviceGetEnforcedPowerLimit(card)) / 1e3),
         "sm_clock_mhz": _ask(ordinal, lambda nvml, card: int(nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM))),
         "application_clock_mhz": _ask(

@@ -14,6 +14,7 @@ from kbench.device.arguments import Parameter
 from kbench.device.base import Bound, Buffer, Damage, Device, KernelInfo, Prepared
 from kbench.device.cuda.all_reduce import BoundAllReduce, Groups, PreparedAllReduce
 from kbench.device.cuda.capture import CapturedPlan
+from kbench.device.cuda.card import limits
 from kbench.device.cuda.compile import OPTIONS, Cubin, compile_cubin, nvrtc_version
 from kbench.device.cuda.faults import error_of, translated
 from kbench.device.cuda.gemm import CublasLt, PreparedGemm
@@ -103,6 +104,7 @@ class CudaDevice(Device):
             "options": list(OPTIONS),
             "cupy": self.xp.__version__,
             "props": asdict(self.props),
+            "limits": limits(self.ordinal),
             **library_versions(),
         }
 

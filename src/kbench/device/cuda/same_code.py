@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kbench.device.cuda.cubin import CubinFile
 from kbench.family import Launch, Step
+from kbench.work import LIBRARY_STEPS
 
 if TYPE_CHECKING:
     from kbench.device.cuda.compile import Cubin
@@ -33,6 +35,20 @@ def same_code(plan: Sequence[Step], cubin: Cubin | None, other_plan: Sequence[St
         else step == other
         for step, other in zip(plan, other_plan, strict=True)
     )
+
+
+def code_hash(plan: Sequence[Step], cubin: Cubin | None) -> str:
+    """A hash that is the same for two plans exactly where `same_code` is true; "" for a plan with steps of libraries,
+    which may run other code each time. Raises CubinError where the cubin cannot be read."""
+    if any(type(step).__name__ in LIBRARY_STEPS for step in plan):
+        return ""
+    code = _Code(cubin)
+    digest = hashlib.sha256()
+    for step in plan:
+        parts = (_shape(step), code.of(step.kernel)) if isinstance(step, Launch) else (step,)
+        digest.update(repr(parts).encode())
+    digest.update(repr(sorted(code.variables.items())).encode())
+    return digest.hexdigest()
 
 
 class _Code:
