@@ -16,6 +16,7 @@ History of the schema (the first line of a run file holds its number):
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -41,6 +42,10 @@ STATUSES = {
 
 # What every measurement has; the rest came with time.
 _TIMES = ("median_ms", "low_ms", "high_ms")
+
+
+def _is_time(value: Any) -> bool:
+    return fits(value, float) and 0 < value < math.inf
 
 
 @dataclass
@@ -123,6 +128,6 @@ class Row:
         row = cls(**{key: value for key, value in data.items() if key in known})
         if wrong := misfit(cls, data):
             raise TypeError(wrong)
-        if row.measurement is not None and not all(fits(row.measurement.get(name), float) for name in _TIMES):
-            raise TypeError(f"a measurement has {', '.join(_TIMES)}")
+        if row.measurement is not None and not all(_is_time(row.measurement.get(name)) for name in _TIMES):
+            raise TypeError(f"a measurement has {', '.join(_TIMES)}, all above 0")
         return row
