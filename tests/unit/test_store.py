@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fakes import failed, make_row
+from fakes import failed, make_row, measured
 from kbench.errors import CannotRunError, UsageError
 from kbench.results.schema import SCHEMA_VERSION
 from kbench.results.store import RunWriter, latest_run, read_run, replace_text, require_writable, row_key
@@ -134,9 +134,10 @@ def test_foreign_files_are_refused_with_file_and_reason(tmp_path: Path, text: st
 
 @pytest.mark.parametrize(
     "change",
-    [{"sizes": 5}, {"sizes": {"N": "x"}}, {"params": []}, {"verdict": "x"}, {"measurement": {}}, {"kernels": "x"},
-     {"measurement": {"median_ms": "x", "low_ms": 1, "high_ms": 1}}, {"steps": [1]}, {"block": "x"}, {"version": True},
-     {"source": None}, {"details": [1]}, {"traffic": "x"}],
+    [{"sizes": 5}, {"sizes": {"N": "x"}}, {"params": []}, {"verdict": "x"}, {"kernels": "x"}, {"steps": [1]},
+     {"measurement": {}}, {"measurement": {"median_ms": "x", "low_ms": 1, "high_ms": 1}},
+     *({"measurement": measured(time)} for time in (0.0, -1.0, float("inf"), float("nan"))),
+     {"block": "x"}, {"version": True}, {"source": None}, {"details": [1]}, {"traffic": "x"}],
 )  # fmt: skip
 def test_a_row_with_a_value_of_another_type_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
     path = tmp_path / "run.jsonl"
@@ -150,6 +151,9 @@ def test_missing_files_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read"):
         read_run(tmp_path / "none.jsonl")
     with pytest.raises(UsageError, match="holds no runs"):
+        latest_run(tmp_path)
+    (tmp_path / "latest").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(UsageError, match="which is not there"):
         latest_run(tmp_path)
 
 

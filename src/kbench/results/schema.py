@@ -18,6 +18,7 @@ History of the schema (the first line of a run file holds its number):
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -43,6 +44,10 @@ STATUSES = {
 
 # What every measurement has; the rest came with time.
 _TIMES = ("median_ms", "low_ms", "high_ms")
+
+
+def _is_time(value: Any) -> bool:
+    return fits(value, float) and 0 < value < math.inf
 
 
 @dataclass
@@ -131,8 +136,8 @@ class Row:
         row = cls(**(data if data.keys() <= _NAMES else {key: data[key] for key in data.keys() & _NAMES}))
         if wrong := misfit(cls, data):
             raise TypeError(wrong)
-        if row.measurement is not None and not all(fits(row.measurement.get(name), float) for name in _TIMES):
-            raise TypeError(f"a measurement has {', '.join(_TIMES)}")
+        if row.measurement is not None and not all(_is_time(row.measurement.get(name)) for name in _TIMES):
+            raise TypeError(f"a measurement has {', '.join(_TIMES)}, all above 0")
         return row
 
 

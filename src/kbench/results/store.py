@@ -206,7 +206,7 @@ def read_run(path: Path) -> Run:
 def latest_run(folder: Path) -> Path:
     """The run file that `results/latest` names. Raises UsageError if there is none."""
     try:
-        path = folder / (folder / LATEST).read_text(encoding="utf-8").strip()
+        path = folder / (folder / LATEST).read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
         raise UsageError(f"{folder} holds no runs", "`kbench sweep` writes one") from error
     if not path.is_file():
