@@ -36,7 +36,7 @@ EXAMPLES = (
 FORMATS = ("markdown", "junit", "html", "sarif")
 
 BeforeArgument = Annotated[str, typer.Argument(metavar="BEFORE", hidden=True, autocompletion=lambda: _names())]
-AfterArgument = Annotated[str, typer.Argument(metavar="[AFTER]", hidden=True, autocompletion=lambda: _names())]
+AfterArgument = Annotated[str, typer.Argument(metavar="AFTER", hidden=True, autocompletion=lambda: _names())]
 ThresholdOption = Annotated[
     str | None,
     typer.Option("--threshold", metavar="P%", help="Changes of time below it do not count: 3% if left out."),
