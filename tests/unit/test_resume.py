@@ -334,10 +334,11 @@ def test_a_kill_while_it_goes_on_leaves_no_old_end(tmp_path: Path) -> None:
     assert keys(back.rows) == [(1, 256), (2, 256)] and back.footer is None, "it was killed: it did not end"
 
 
-def test_what_was_slow_before_is_timed_at_one_block_size_still(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_what_was_slow_before_is_timed_at_one_block_size_still(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
     from kbench.sweep import Bench, Options
 
-    bench = Bench(Options(device="cuda"), lambda note: None)
+    bench = Bench(Options(device="cuda", full=full), lambda note: None)
     bench.device_kind = "cuda"
     asked: list[str] = []
 
@@ -349,4 +350,5 @@ def test_what_was_slow_before_is_timed_at_one_block_size_still(monkeypatch: pyte
     monkeypatch.setattr(bench, "_row", answer)
     jobs = [_job(row(1, 64)), _job(row(2, 64)), _job(row(1, 64, dtype="bf16")), _job(row(1, 64, params={"A": 1}))]
     came = list(bench.rows(jobs, [row(1, 32, median_ms=500.0)]))
-    assert asked == ["prove", "time", "time", "time"] and "slow: timed at one" in came[0].reason
+    assert asked == ["time" if full else "prove", "time", "time", "time"]
+    assert came[0].reason == ("" if full else "slow: timed at one block size only (--full times all)")
