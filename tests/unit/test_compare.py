@@ -294,7 +294,7 @@ def test_the_same_code_is_named(pair):
 
 def best(pair, block, source="files of doubling 1"):
     row = pair.evaluator._new_row(Job("doubling", 1, "", {"N": COUNT}, "fp32", block))
-    row.source, row.measurement = source, {"median_ms": 1.0}
+    row.source, row.measurement = source, {"median_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1}
     entry = {"run": "x", "row": row.to_dict()}
     problem = {"cold": {f"N={COUNT}": {"1": entry}}}
     document = {"schema": BEST_SCHEMA, "gpus": {"Card": {"doubling": {"fp32": problem}}}}

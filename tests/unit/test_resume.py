@@ -13,6 +13,7 @@ import pytest
 
 from fakes import FakeBench, make_row
 from kbench.cli.app import run_command
+from kbench.cli.session import Session, _merged
 from kbench.errors import CannotRunError, Exit, UsageError
 from kbench.jobs import Job
 from kbench.results.best import load_best
@@ -129,7 +130,9 @@ def test_rows_kept_from_the_end_are_shown_though_it_stops_at_once(kbench: Runner
     edited = [replace(each, source="new files") if each.version == 1 else each for each in ROWS]
     status, out, _ = kbench("sweep --resume", [KeyboardInterrupt(), *edited[1:]])
     assert status == Exit.INTERRUPTED and "  2     64  pass" in out
-    assert read_run(path).rows == ROWS[:4]
+    run = read_run(path)
+    assert run.rows == ROWS[:4] and run.footer is not None
+    assert (run.footer["ended"], run.footer["rows"]) == ("interrupted", 1)
 
 
 def test_rows_whose_source_changed_are_run_again(kbench: Runner) -> None:
@@ -334,10 +337,25 @@ def test_a_kill_while_it_goes_on_leaves_no_old_end(tmp_path: Path) -> None:
     assert keys(back.rows) == [(1, 256), (2, 256)] and back.footer is None, "it was killed: it did not end"
 
 
-def test_what_was_slow_before_is_timed_at_one_block_size_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ceilings_are_those_that_the_run_began_with(kbench: Runner) -> None:
+    stop = [*ROWS[:2], CannotRunError("stop"), *ROWS[3:]]
+    kbench("sweep toy --versions 1-2", stop, card={"copy_gbs": 4000.0})
+    status, out, _ = kbench("sweep --resume --json", ROWS[2:])
+    assert status == Exit.OK and json.loads(out)["device"]["ceilings"] == {"copy_gbs": 4000.0}
+
+
+def test_rows_that_came_stand_between_those_that_were_there() -> None:
+    session = Session()
+    with _merged(session, {1: row(1, 1), 3: row(1, 3)}):
+        session.rows = [row(1, block) for block in (0, 2, 4, 5)]
+    assert [each.block for each in session.rows] == list(range(6))
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_what_was_slow_before_is_timed_at_one_block_size_still(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
     from kbench.sweep import Bench, Options
 
-    bench = Bench(Options(device="cuda"), lambda note: None)
+    bench = Bench(Options(device="cuda", full=full), lambda note: None)
     bench.device_kind = "cuda"
     asked: list[str] = []
 
@@ -349,4 +367,5 @@ def test_what_was_slow_before_is_timed_at_one_block_size_still(monkeypatch: pyte
     monkeypatch.setattr(bench, "_row", answer)
     jobs = [_job(row(1, 64)), _job(row(2, 64)), _job(row(1, 64, dtype="bf16")), _job(row(1, 64, params={"A": 1}))]
     came = list(bench.rows(jobs, [row(1, 32, median_ms=500.0)]))
-    assert asked == ["prove", "time", "time", "time"] and "slow: timed at one" in came[0].reason
+    assert asked == ["time" if full else "prove", "time", "time", "time"]
+    assert came[0].reason == ("" if full else "slow: timed at one block size only (--full times all)")
