@@ -37,11 +37,10 @@ from kbench.subject import Subject, subject_of
 from kbench.sweep import Bench
 from kbench.work import kernel_rows, steps_of, touched_bytes
 
-# Facts that are metrics as they are. Limits of a block and of a multiprocessor are numbers of the kernel alike.
-_FACTS = (
-    "registers", "spill_bytes", "stack_bytes", "static_shared", "dynamic_shared", "blocks_per_multiprocessor",
-    "occupancy",
-)  # fmt: skip
+# Facts that are metrics as they are.
+_FACTS = ("registers", "spill_bytes", "stack_bytes", "static_shared", "dynamic_shared")
+# Groups of instructions that cost time of their own. Arithmetic and control are the rest of all instructions.
+_GROUPS = ("memory", "exchange")
 
 
 class CompiledBench(Bench):
