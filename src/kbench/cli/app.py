@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kbench import __version__
-from kbench.cli import ceilings, check, compare, data, doctor, export, inspect, plot, profile, run, sweep, train
+from kbench.cli import ceilings, check, compare, data, doctor, export, inspect, plot, profile, report, run, sweep, train
 from kbench.cli import list as listing
 from kbench.cli.output import is_unwritable, one_line, report_error, report_unwritable, silence, start, state, write
 from kbench.cli.screen import document_error
@@ -192,6 +192,7 @@ def _build() -> typer.Typer:
     _add(application, "check", check.check, check.EXAMPLES, "Check versions over shapes and block sizes.")
     _add(application, "sweep", sweep.sweep, sweep.EXAMPLES, "Check, then time, every version and block size.")
     _add(application, "compare", compare.compare, compare.EXAMPLES, "Time two versions alternately: which is faster?")
+    _add(application, "report", report.report, report.EXAMPLES, "What became slower, or wrong, since a baseline.")
     _add(application, "plot", plot.plot, plot.EXAMPLES, "Draw a run: one HTML page of pictures.")
     _add(application, "inspect", inspect.inspect, inspect.EXAMPLES, "Show what kernels use and how many fit; no GPU.")
     _add(application, "ceilings", ceilings.ceilings, ceilings.EXAMPLES, "Measure what the GPU does at most.")

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, TextIO, cast
+from typing import Any, BinaryIO, Self, TextIO, cast
 
 from kbench.errors import CannotRunError, UsageError
 from kbench.results.schema import SCHEMA_VERSION, STATUSES, Row
@@ -116,7 +116,7 @@ class RunWriter:
         self._write({"kind": "row", **row.to_dict()})
         self._statuses[row.status] += 1
 
-    def __enter__(self) -> RunWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -329,7 +329,7 @@ def row_of(path: Path | str, number: int, data: Any) -> Row:
     """The row that a line of a run file is. Raises UsageError, naming file and line, if it is none."""
     if isinstance(data, dict) and data.get("kind") == "header":
         raise UsageError(f"{path}:{number} is a second header: run files were put together", "name them one by one")
-    if not isinstance(data, dict) or data.get("kind") != "row" or data.get("status") not in STATUSES:
+    if not isinstance(data, dict) or data.pop("kind", None) != "row" or data.get("status") not in STATUSES:
         raise UsageError(f"{path}:{number} is not a row of results")
     try:
         return Row.from_dict(data)
