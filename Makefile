@@ -84,7 +84,8 @@ STATIC := sweep --static --arch sm_90 --dtype fp32,bf16
 ci-report: $(TEST_READY)
 	@mkdir -p build/ci
 	@$(PY) -m kbench $(STATIC) --results build/ci > build/ci/static.txt || { status=$$?; cat build/ci/static.txt; exit $$status; }
-	$(PY) -m kbench report results/baselines/static.jsonl.gz latest --results build/ci $(ARGS)
+	@$(PY) -m kbench report results/baselines/static.jsonl.gz latest --results build/ci $(ARGS) || { status=$$?; \
+	  echo "make: if that is meant, write the baseline anew in the same change: make update-baseline" >&2; exit $$status; }
 
 update-baseline: $(TEST_READY)
 	@mkdir -p build/ci
