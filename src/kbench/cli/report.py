@@ -36,7 +36,7 @@ EXAMPLES = (
 FORMATS = ("markdown", "junit", "html", "sarif")
 
 BeforeArgument = Annotated[str, typer.Argument(metavar="BEFORE", hidden=True, autocompletion=lambda: _names())]
-AfterArgument = Annotated[str, typer.Argument(metavar="[AFTER]", hidden=True, autocompletion=lambda: _names())]
+AfterArgument = Annotated[str, typer.Argument(metavar="AFTER", hidden=True, autocompletion=lambda: _names())]
 ThresholdOption = Annotated[
     str | None,
     typer.Option("--threshold", metavar="P%", help="Changes of time below it do not count: 3% if left out."),
@@ -110,6 +110,7 @@ def report(
 
     Wrong rows end in exit status 3 or 6, regressions in 1; if nothing could be compared, it is 4.
     """
+    from kbench.cli.report_rerun import growing, rerun
     from kbench.report.build import Settings, build
     from kbench.report.config import read_config
 
@@ -122,6 +123,8 @@ def report(
         raise UsageError("--self-test writes no report and measures nothing", "leave the other options out")
 
     old, new = _before(results, before, first_run, screen), find_sources(results, after)
+    if rerun_unclear:
+        growing(new)
     files = [Path(source.path) for source in (*(old or ()), *new) if source.data is None]
     for output in outputs:
         if not output.to_stdout:
@@ -133,8 +136,6 @@ def report(
             return _self_test(sides[0], sides[1], settings, screen)
         built = build(*sides, settings)
         if rerun_unclear and built.unclear:
-            from kbench.cli.report_rerun import rerun
-
             rerun(built.unclear, new, results, screen)
             # The files have grown: read again what is there, not what should be.
             built = build(None if old is None else _load(before, old, screen), _load(after, new, screen), settings)

@@ -30,7 +30,7 @@ def rerun(unclear: Sequence[Unclear], sources: Sequence[Source], results: Path, 
     Rounds are appended to AFTER's run file. Raises UsageError for an AFTER that cannot grow and for files that changed
     since, CannotRunError where its GPU is not.
     """
-    path = _file(sources)
+    path = growing(sources)
     needs = {_key(each): each.rounds for each in unclear if each.rounds and each.rounds <= MOST_ROUNDS}
     if hopeless := len(unclear) - len(needs):
         screen.note(f"{hopeless} unclear rows are left as they are: {MOST_ROUNDS} more rounds would not settle them")
@@ -48,7 +48,8 @@ def rerun(unclear: Sequence[Unclear], sources: Sequence[Source], results: Path, 
         return _measure(writer, rows, wanted, last, screen)
 
 
-def _file(sources: Sequence[Source]) -> Path:
+def growing(sources: Sequence[Source]) -> Path:
+    """The run file that AFTER is. Raises UsageError where it is something that cannot grow."""
     if len(sources) != 1 or sources[0].data is not None or str(sources[0].path).endswith(COMPRESSED):
         names = ", ".join(str(source.path) for source in sources)
         raise UsageError(f"--rerun-unclear adds rounds to a run, and AFTER is {names}", "name one run, such as latest")

@@ -304,8 +304,7 @@ def unreadable(path: Path | str, error: Exception) -> UsageError:
 def header_of(path: Path | str, line: str) -> dict[str, Any]:
     """The header that a run file's first line is. Raises UsageError, naming the file, if it is none."""
     if not line.strip():
-        what = "begins with an empty line" if line else "is empty"
-        raise UsageError(f"{path} is not a run file of kbench: it {what}", _NO_RUN)
+        raise UsageError(f"{path} is not a run file of kbench: it is empty, or its first line is", _NO_RUN)
     if line.startswith("\ufeff"):
         raise UsageError(f"{path} begins with a byte-order mark, which an editor put there", "save it as plain UTF-8")
     if line.startswith("version https://git-lfs"):
