@@ -29,6 +29,7 @@ NAMES = (
     "docs/tuning.md",
     "docs/inspect.md",
     "docs/export.md",
+    "docs/ci.md",
 )
 PAGES = {page: FENCE.findall((ROOT / page).read_text(encoding="utf-8")) for page in NAMES}
 BLOCKS = PAGES["README.md"]
@@ -124,7 +125,7 @@ def test_commands_of_the_pages(
 @pytest.mark.parametrize("line", EXAMPLES)
 @pytest.mark.usefixtures("folder_with_the_files_of_the_readme")
 def test_examples_of_the_help(line: str) -> None:
-    if line in inspect.EXAMPLES:
+    if line in inspect.EXAMPLES or "--static" in line:
         require_nvrtc()
     assert execute(line) == Exit.OK
 

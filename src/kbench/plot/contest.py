@@ -9,7 +9,7 @@ from functools import cached_property
 from kbench.errors import UsageError
 from kbench.results.best import contest, median, ties
 from kbench.results.rounds import merged
-from kbench.results.schema import Row
+from kbench.results.schema import UNPROVEN, Row
 from kbench.results.store import Run
 
 Series = tuple[int, tuple[tuple[str, int], ...]]  # a version, and the other parameters that it ran with
@@ -74,7 +74,11 @@ def contests(run: Run) -> list[Contest]:
         if not _is_sound(row):
             raise UsageError(f"{run.path}: row {number} is damaged: {row.family} version {row.version}", "sweep again")
     groups: dict[object, list[Row]] = {}
-    for row in merged(run.rows):
+    drawn = [row for row in run.rows if row.cache_mode not in UNPROVEN]
+    if not drawn:
+        what = f"{run.path} holds what was {UNPROVEN[run.rows[0].cache_mode]}: neither verdicts nor times to plot"
+        raise UsageError(what, "`kbench report` compares such runs")
+    for row in merged(drawn):
         groups.setdefault(contest(row), []).append(row)
     return [Contest(rows) for rows in groups.values()]
 
