@@ -13,11 +13,13 @@ History of the schema (the first line of a run file holds its number):
    rows too; the header has `selection` (what was swept, so that it can go on), its options `strategy` and `max_rows` of
    a search, its device `props`; a run that went on has rows after a footer.
 5  rows have `round`, `code` and `metrics`; a header's options have `rounds`, its device (of a GPU) `limits` and its
-   timer `version`; a run file may be compressed by gzip.
+   timer `version`; a run file may be compressed by gzip;
+   a merged file has the headers of its runs in `sources`, and rows say in `run` which of them they are of.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -68,6 +70,7 @@ class Row:
     code: a hash of the machine code and of how it is launched (`kbench.device.cuda.same_code.code_hash`); "" where that
         is not known, and for plans with steps of libraries.
     metrics: by a kernel's name, by the metric's name, counts that are exact for their compiler.
+    run: in a file that was merged of several runs, the id of the row's own; "" elsewhere.
     """
 
     family: str
@@ -98,6 +101,7 @@ class Row:
     round: int = 0
     code: str = ""
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    run: str = ""
 
     @property
     def exit_status(self) -> Exit:
@@ -127,3 +131,11 @@ class Row:
 
 
 _NAMES = frozenset(f.name for f in fields(Row))  # asked once: reports read rows by the hundred thousand
+
+
+def upgraded(row: Row, header: Mapping[str, Any]) -> Row:
+    """A row as today's schema has it. header: of its file, whose number says what the row's fields mean."""
+    device = header.get("device")
+    if header.get("schema") == 1 and row.device == "cuda" and isinstance(device, Mapping) and device.get("name"):
+        row.device = str(device["name"])
+    return row
