@@ -23,6 +23,7 @@ from kbench.results.tables import by_family, by_problem
 
 LIST_COLUMNS = (Column("run"), Column("rows", flexible=True), Column("size", "right"))
 _DEVICE = 36  # letters of a device's name, as many as an id has: a merged file names several
+_BESIDE = 14  # letters of a device's name that have room behind the time
 
 
 def session_of(run: Run) -> Session:
@@ -61,7 +62,7 @@ def show_run(run: Run, layout: Layout, screen: Screen) -> None:
 
 
 def show_list(folder: Path, entries: Sequence[Entry], screen: Screen) -> None:
-    """The runs of a folder as a table of 80 columns: three lines each, the id alone in the first, to be copied."""
+    """The runs of a folder as a table of 80 columns: the id alone in a line, to be copied."""
     if not entries:
         screen.note(f"{folder} holds no runs; `kbench sweep` writes one")
         return
@@ -92,7 +93,8 @@ def _what(entry: Entry) -> str:
     device = entry.device or "unknown device"
     if len(device) > _DEVICE:
         device = device[: _DEVICE - 3] + "..."
-    return f"{name}\n  {when}\n  {device}" if not entry.fault else name
+    between = ", " if len(device) <= _BESIDE else "\n  "
+    return f"{name}\n  {when}{between}{device}" if not entry.fault else name
 
 
 def _rows(entry: Entry) -> str:

@@ -22,8 +22,8 @@ _SEVERAL = "several devices"
 
 @dataclass(frozen=True)
 class Merged:
-    """What is to be written. headers: of the runs, in the order in which they came, with `ended` of each. remarks: a line each, on rows that
-    stand in several files."""
+    """What is to be written. headers: of the runs, in the order in which they came, with `ended` of each: how it did.
+    remarks: a line each, on rows that stand in several files."""
 
     headers: Sequence[Mapping[str, Any]]
     rows: Sequence[Row]
