@@ -1,6 +1,7 @@
 """How often `kbench report` is wrong, and what it finds, on times made up with known noise. No GPU.
 
     python3 benchmarks/report_simulation.py [--reports 1000] [--rows 200] [--only TEXT] [--json FILE]
+    python3 benchmarks/report_simulation.py --speed 100000
 
 Each report compares rows whose two sides are the same but for noise. Of a sample: log-normal within a round, and one in
 twenty is late by an exponential time of five times that noise on average. Of a round: normal. The columns:
@@ -15,6 +16,7 @@ twenty is late by an exponential time of five times that noise on average. Of a 
 
 Below the grid stand cases that are not as the model has it: rows that all differ in noise, disturbed rounds, a second
 session in which each kernel is a little off, a machine that is a little slower, few rows, uneven rounds.
+--speed decides one report of that many rows, all the way from samples to sentences, and says how long it takes.
 It ends with status 1 if more than 1% of reports are false, or (in the grid) under 99% of the slowdowns are found.
 """
 
@@ -30,11 +32,13 @@ from pathlib import Path
 
 import numpy as np
 
+from kbench.report.decide import Comparison, decide_all
 from kbench.report.decision import FLOOR_MS, THRESHOLD
 from kbench.report.estimate import Estimates, estimate
 from kbench.report.family_wise import REPORT_ERROR
 from kbench.report.judge import SLOWER, Judgement, Limits, judge
 from kbench.report.noise import Noise, noise_of
+from kbench.report.side import Side
 
 INJECTED = 7.0  # errors
 BEYOND = 3.0  # errors beyond the threshold, so that the estimate itself is above it 999 times in 1,000
@@ -201,6 +205,18 @@ def line(result: Result) -> str:
     )
 
 
+def speed(rows: int) -> None:
+    rng = np.random.default_rng(0)
+    samples = np.exp(0.01 * rng.standard_normal((rows, 2, 3, 10)))
+    compared = [Comparison(Side(list(before)), Side(list(after))) for before, after in samples]
+    lists = [Comparison(Side(before), Side(after)) for before, after in samples.tolist()]
+    for name, of_a_kind in (("arrays", compared), ("lists", lists)):
+        wall, cpu = time.perf_counter(), time.process_time()
+        decide_all(of_a_kind)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        print(f"{rows:,} rows of 2 x 3 x 10 samples in {name}: {wall:.2f} s, {cpu:.2f} s of the processor")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reports", type=int, default=1000)
@@ -208,7 +224,11 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     parser.add_argument("--seed", type=int, default=20240607)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--speed", type=int, metavar="ROWS", help="no simulation: the time that one report takes")
     options = parser.parse_args()
+    if options.speed:
+        speed(options.speed)
+        return 0
     print(HEAD, flush=True)
     results = []
     for number, case in enumerate([*grid(), *others()]):

@@ -320,13 +320,14 @@ class Evaluator:
 
     def _code(self, plan: Sequence[Step], module: Any) -> str:
         """The hash of what a GPU runs; "" on the emulator, and where it is not known: nothing but a report needs it."""
-        if self.device.kind != "cuda":
+        cubin = getattr(module, "cubin", None)
+        if self.device.kind != "cuda" or (cubin is None and kernels_of(plan)):
             return ""
         from kbench.device.cuda.cubin import CubinError
         from kbench.device.cuda.same_code import code_hash
 
         with contextlib.suppress(CubinError, KeyError):
-            return code_hash(plan, module.cubin if module is not None else None)
+            return code_hash(plan, cubin)
         return ""
 
     def _command(self, job: Job) -> str:

@@ -87,6 +87,13 @@ def fingerprint(path: Path, include_folders: Iterable[Path] = ()) -> str:
     return digest.hexdigest()
 
 
+def kernel_line(text: str, kernel: str) -> int:
+    """The line, from 1, on which a kernel is defined in the text of a `.cu`; 0 where no definition is seen."""
+    bare = re.sub(r"//[^\n]*|/\*.*?\*/", lambda found: re.sub(r"[^\n]", " ", found[0]), text, flags=re.DOTALL)
+    wanted = base_name(kernel)
+    return next((bare.count("\n", 0, found.start(1)) + 1 for found in _KERNEL.finditer(bare) if found[1] == wanted), 0)
+
+
 def base_name(kernel: str) -> str:
     """`k` of the name expression `n::k<float, 32>`."""
     return kernel.split("<")[0].split("::")[-1].strip()

@@ -228,6 +228,11 @@ def test_an_estimate_above_the_threshold_is_no_regression_where_the_interval_hol
     assert decision.needed_rounds >= 1
 
 
+def test_an_estimate_of_one_is_not_the_same_where_the_interval_is_wide():
+    decision = decide(*_pair(0.05, 1.0))
+    assert decision.ratio == pytest.approx(1.0) and decision.verdict is Verdict.UNCLEAR
+
+
 def test_a_row_and_the_same_row_turned_round():
     there, back = decide(side(), side(1.5)), decide(side(1.5), side())
     assert (there.verdict, back.verdict) == (Verdict.SLOWER, Verdict.FASTER)
@@ -284,10 +289,15 @@ def test_a_gain_too_large_to_believe_is_marked():
 
 def test_one_disturbed_round_of_three_is_no_regression():
     calm = side().rounds
-    disturbed = Side((*calm[:2], tuple(sample * 1.5 for sample in calm[2])))
-    rows = [*noisy_rows(60), Comparison(side(), disturbed)]
-    assert verdicts(rows)[-1] is Verdict.UNCLEAR
+    disturbed = Side((*calm[:2], tuple(sample * 3.0 for sample in calm[2])))
     assert decide(side(), disturbed).verdict is Verdict.UNCLEAR
+    # Nor does it make others noisy, nor do they lend it their calm.
+    rows = [*noisy_rows(200), Comparison(side(), disturbed)]
+    noise = noise_of(_estimates(rows))
+    assert noise.prior_df[-1] == 0.0 and noise.df[-1] == 4.0 and np.median(noise.prior_df) > 20
+    outcome = decide_all(rows)
+    assert outcome.decisions[-1].verdict is Verdict.UNCLEAR
+    assert outcome.between == pytest.approx(0.005, rel=0.1)
 
 
 # ---------------------------------------------------------------------------------------------- many rows
@@ -405,6 +415,19 @@ def test_half_of_the_rows_slower_is_not_the_machine():
     outcome = decide_all([*noisy_rows(30, 1.10), *noisy_rows(30, seed=1)])
     assert not outcome.shift.machine_differs
     assert [decision.verdict for decision in outcome.decisions[:30]].count(Verdict.SLOWER) == 30
+
+
+def test_rows_that_all_get_slower_but_each_by_its_own_amount_are_not_the_machine():
+    ratios = np.linspace(1.0, 1.4, 40)
+    rows = [row for number, ratio in enumerate(ratios) for row in noisy_rows(1, float(ratio), seed=number)]
+    outcome = decide_all(rows)
+    assert not outcome.shift.machine_differs and str(outcome.shift) == "rows do not move alike"
+    assert outcome.decisions[-1].verdict is Verdict.SLOWER
+
+
+def test_a_few_noisy_rows_are_no_machine():
+    outcomes = [decide_all(noisy_rows(8, seed=seed, between=0.03)) for seed in range(20)]
+    assert not any(outcome.shift.machine_differs for outcome in outcomes)
 
 
 def test_a_small_shift_widens_intervals_and_decides_nothing():

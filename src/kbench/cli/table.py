@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STYLES = {"pass": "green", "ok": "green", "refused": "yellow", "skipped": "yellow", "missing": "yellow"}
+STYLES |= {"faster": "green", "unclear": "yellow", "not comparable": "yellow", "gone": "yellow"}
 FAULT_STYLE = "bold red"
 FAULTS = {"fail", "invalid", "unable", "unlaunchable", "crashed", "hung", "stopped"}
+FAULTS |= {"wrong", "regressions", "over budget"}
 
 NO_TERMINAL_WIDTH = 80  # of a pipe or a file: what most people's editors and logs show whole
 MIN_WIDTH = 40  # narrower, nothing would be left of a line but its breaks

@@ -17,15 +17,12 @@ from kbench.ceilings import Ceilings
 from kbench.errors import UsageError
 from kbench.plot import charts, tables
 from kbench.plot.contest import Contest, contests, label, series_of
-from kbench.plot.style import STYLE
+from kbench.plot.document import document
 from kbench.results.best import median
 from kbench.results.conditions import mode_text
 from kbench.results.store import Run, replace_text
 from kbench.results.summary import Line, ceilings_text, summarise
 from kbench.results.tables import interval, milliseconds
-
-# A browser then fetches nothing, whatever a run file might have smuggled in.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def write_page(path: Path, run: Run) -> int:
@@ -54,13 +51,7 @@ def page(run: Run, found: Sequence[Contest]) -> str:
     if timed:
         parts += ["<h2>Summary</h2>", tables.summary(lines, links), *_overview(lines, ceilings)]
     parts += [_section(contest, f"p{number}") for number, contest in enumerate(found, start=1)]
-    title = html.escape(f"kbench {run.id}")
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{STYLE}</style></head>\n<body>\n" + "\n".join(parts) + "\n</body></html>\n"
-    )
+    return document(f"kbench {run.id}", parts)
 
 
 def _ceilings(run: Run) -> Ceilings:

@@ -10,7 +10,7 @@ import numpy as np
 from kbench.report.noise import MIN_REFERENCE
 
 # How often intervals of a whole report may miss, on either side: half of it are rows that look slower. Regressions have
-# to be above the threshold too, so fewer than one report in 200 without any change has a false one.
+# to be above the threshold too, so at most about one report in 200 without any change has a false one.
 REPORT_ERROR = 0.01
 
 # A smaller shift is what two cards of one model, or a warmer day, may differ by: it widens intervals and no more.
@@ -54,6 +54,8 @@ class Shift:
         return abs(self.log) >= math.log1p(SHIFT_FLOOR)
 
     def __str__(self) -> str:
+        if not self.rows:
+            return "rows do not move alike"
         change = math.expm1(self.log)
         who = f"{self.rows} rows of unchanged machine code" if self.unchanged else f"most of {self.rows} rows"
         return f"{who} are {abs(change):.1%} {'slower' if change > 0 else 'faster'}"

@@ -115,6 +115,7 @@ class Report:
     that the machine differs.
 
     limits: the thresholds and confidences that were used, as text by name. fail_on: what the user makes an error of.
+    held: how many numbers were held against a budget. first_run: there is no BEFORE yet, and the user knows.
     """
 
     before: Side
@@ -124,6 +125,8 @@ class Report:
     limits: Mapping[str, str] = field(default_factory=dict)
     fail_on: tuple[str, ...] = ("regression",)
     exit_status: int = 0
+    held: int = 0
+    first_run: bool = False
 
     @property
     def counts(self) -> Counter[str]:
@@ -138,7 +141,7 @@ class Report:
             return "wrong"
         if counts["slower"] or counts["over budget"]:
             return "regression"
-        if not any(counts[name] for name in ("faster", "same", "unclear")):
+        if not (self.held or self.first_run or any(counts[name] for name in ("faster", "same", "unclear"))):
             return "nothing"
         return "unclear" if counts["unclear"] else "fine"
 
@@ -150,6 +153,8 @@ class Report:
         for change in self.changes:
             known = asdict(change)
             known["subject"]["name"] = change.subject.name
+            for side in ("rounds_before", "rounds_after"):  # raw samples are arrays, which JSON does not know
+                known[side] = [list(samples) for samples in known[side]]
             changes.append(known)
         return {
             "verdict": self.verdict,
@@ -160,5 +165,7 @@ class Report:
             "findings": list(self.findings),
             "limits": dict(self.limits),
             "fail_on": list(self.fail_on),
+            "held": self.held,
+            "first_run": self.first_run,
             "changes": changes,
         }

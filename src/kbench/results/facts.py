@@ -14,7 +14,7 @@ from typing import Any
 from kbench.ceilings import Ceilings, share_of_ceiling
 from kbench.errors import UsageError
 from kbench.inspect.architectures import Architecture, architecture_of
-from kbench.inspect.occupancy import Usage, occupancy
+from kbench.inspect.occupancy import Occupancy, Usage, occupancy
 from kbench.results.schema import Row
 from kbench.work import LIBRARY_STEPS
 
@@ -126,22 +126,29 @@ def _kernel(row: Row, card: Card) -> dict[str, Any]:
     kernel = main_kernel(row)
     if kernel is None:
         return {}
-    grid, threads = math.prod(kernel.get("grid") or ()), math.prod(kernel.get("block") or ())
+    grid = math.prod(kernel.get("grid") or ())
     found: dict[str, Any] = {
         "kernel": kernel.get("name"),
         "dynamic_shared": kernel.get("shared"),
         "grid": grid if kernel.get("grid") else None,
         **{name: kernel.get(name) for name in ("registers", "local_bytes", "spill_bytes", "static_shared")},
     }
-    if card.architecture is None or found["registers"] is None or not kernel.get("block"):
+    resident = resident_of(kernel, card)
+    if resident is None:
         return found
-    shared = (found["static_shared"] or 0) + (found["dynamic_shared"] or 0)
-    usage = Usage(threads, found["registers"], shared, kernel.get("max_threads") or 1024)
-    resident = occupancy(usage, card.architecture)
     found |= {"fit": resident.blocks, "occupancy": resident.share, "limiter": ", ".join(resident.limiters)}
     if found["grid"] and resident.blocks and card.multiprocessors:
         found["waves"], found["tail"] = waves_of(grid, resident.blocks, card.multiprocessors)
     return found
+
+
+def resident_of(kernel: Mapping[str, Any], card: Card) -> Occupancy | None:
+    """How many blocks of a kernel, as a row holds it, fit on a multiprocessor; None where that is not known."""
+    if card.architecture is None or kernel.get("registers") is None or not kernel.get("block"):
+        return None
+    shared = (kernel.get("static_shared") or 0) + (kernel.get("shared") or 0)
+    threads = math.prod(kernel["block"])
+    return occupancy(Usage(threads, kernel["registers"], shared, kernel.get("max_threads") or 1024), card.architecture)
 
 
 def _threads(kernel: Mapping[str, Any]) -> int:

@@ -36,6 +36,7 @@ SUFFIX = ".jsonl"
 COMPRESSED = SUFFIX + ".gz"
 
 
+_GZIP = b"\x1f\x8b"  # how its files begin
 _NO_RUN = "the first line of a run file has to be a header with a schema"
 
 
@@ -322,6 +323,16 @@ def read_bytes(path: Path) -> bytes:
             return file.read()
     except (OSError, EOFError, zlib.error) as error:
         raise unreadable(path, error) from error
+
+
+def read_text_of(name: Path | str, data: bytes) -> bytes:
+    """The text of a run file that was read already. name: what to call it. Raises UsageError as `read_bytes`."""
+    if not data.startswith(_GZIP):
+        return data
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise unreadable(name, error) from error
 
 
 def open_run(path: Path) -> BinaryIO:

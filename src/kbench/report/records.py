@@ -1,0 +1,195 @@
+"""The rows of one side of a report, with no more of each than the report needs: there may be a hundred thousand."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kbench.errors import UsageError
+from kbench.report.metrics import Reader, Values
+from kbench.report.model import Side
+from kbench.report.side import NUMBERS
+from kbench.report.sources import Source
+from kbench.report.surroundings import Surroundings
+from kbench.results.facts import Card, main_kernel
+from kbench.results.scan import Scan
+from kbench.results.schema import Row
+
+Key = tuple[str, int, tuple[tuple[str, int], ...], str, int, tuple[tuple[str, int], ...], str]
+"""Family, version, sizes, dtype, block, params, cache mode: what two rows share that are held against each other."""
+Samples = Sequence[float]
+"""Milliseconds as an array, or whatever a file has in their place."""
+
+# Which of several rounds stands for the experiment: the one that went wrong most.
+_GRAVITY = ("fail", "crashed", "hung", "unlaunchable", "invalid", "internal", "unable", "skipped", "refused", "pass")
+_RANK = {status: rank for rank, status in enumerate(_GRAVITY)}
+
+
+@dataclass(slots=True)
+class Record:
+    """One row. samples: None where nothing was timed. runs: how many runs of the plan a sample is of. kernel: the name of
+    its largest kernel. uses: kinds of its steps."""
+
+    status: str
+    reason: str
+    reproduce: str
+    overridden: bool
+    source: str
+    code: str
+    around: Surroundings
+    uses: frozenset[str]
+    kernel: str
+    problem: str
+    samples: Samples | None
+    runs: int
+    counts: Values
+
+
+@dataclass(slots=True)
+class Experiment:
+    """All rounds of what was measured on one device, at least one. rounds: records by run and round."""
+
+    key: Key
+    device: str
+    rounds: dict[tuple[int, int], Record] = field(default_factory=dict)
+
+    @property
+    def worst(self) -> Record:
+        """The record that stands for all: one that went wrong, if any did; else the first."""
+        if len(self.rounds) == 1:
+            return next(iter(self.rounds.values()))
+        return min(self.rounds.values(), key=lambda record: _RANK[record.status])
+
+    @property
+    def samples(self) -> list[Samples]:
+        """Of each round that was timed, in the order of their runs and rounds."""
+        rounds = self.rounds if len(self.rounds) == 1 else sorted(self.rounds)
+        return [samples for at in rounds if (samples := self.rounds[at].samples) is not None]
+
+    @property
+    def mixed(self) -> str:
+        """Why its rounds are not of one kind; "" where they are."""
+        if len(self.rounds) == 1:
+            return ""
+        first, *others = self.rounds.values()
+        for record in others:
+            if record.around is not first.around and (why := first.around.against(record.around, record.uses).times):
+                return f"runs of one side differ: {why.name} {why.one} and {why.other}"
+            if record.source != first.source:
+                return "the version's files changed between the rounds of one side"
+        return ""
+
+    @property
+    def code(self) -> str:
+        """The hash of its machine code; "" where rounds differ in it."""
+        codes = {record.code for record in self.rounds.values()}
+        return codes.pop() if len(codes) == 1 else ""
+
+
+@dataclass
+class Loaded:
+    """One side. experiments: by device, by key. warnings: a line each, for people; findings: sentences of the report."""
+
+    side: Side
+    experiments: dict[Key, dict[str, Experiment]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+
+
+def load(name: str, sources: Sequence[Source]) -> Loaded:
+    """Read one side. name: as the user gave it. Raises UsageError for a file that cannot be read or is named twice."""
+    loaded = Loaded(Side(name))
+    around: dict[str, str] = {}
+    runs: dict[str, Source] = {}
+    rows = 0
+    for number, source in enumerate(sources):
+        scan = Scan(source.path, source.data)
+        if scan.id in runs:
+            raise UsageError(f"{name}: run {scan.id} is named twice", f"{runs[scan.id].path} and {source.path} hold it")
+        runs[scan.id] = source
+        rows += _read(loaded, number, scan)
+        loaded.warnings += scan.warnings
+        ended = (scan.footer or {}).get("ended", "the run was killed")
+        if ended != "complete":
+            loaded.findings.append(f'{source.path} may lack rows: it ended with "{ended}"')
+        for fact, text in _facts(scan.header, source).items():
+            around[fact] = text if around.get(fact, text) == text else f"{around[fact]}; {text}"
+    if not rows:
+        raise UsageError(f"{name}: {' and '.join(str(source.path) for source in sources)} holds no rows", _EMPTY)
+    files = tuple(str(source.path) for source in sources)
+    loaded.side = Side(name, files, tuple(runs), around, rows)
+    return loaded
+
+
+_EMPTY = "`kbench sweep` writes some"
+
+
+def _read(loaded: Loaded, number: int, scan: Scan) -> int:
+    """Take the rows of a file; returns how many there were."""
+    device = scan.header.get("device")
+    device = device if isinstance(device, dict) else {}
+    around, reader = Surroundings.of(scan.header), Reader(Card.of(device))
+    uses: dict[tuple[str, ...], frozenset[str]] = {}
+    count = 0
+    for line, row in scan:
+        count += 1
+        try:
+            key = (
+                row.family, row.version, _pairs(row.sizes), row.dtype, row.block, _pairs(row.params), row.cache_mode,
+            )  # fmt: skip
+            by_device = loaded.experiments.setdefault(key, {})
+            experiment = by_device.get(row.device)
+            if experiment is None:
+                experiment = by_device[row.device] = Experiment(key, row.device)
+            kinds = tuple(row.steps)
+            experiment.rounds[number, row.round] = _record(
+                row, around, uses.setdefault(kinds, frozenset(kinds)), reader, not experiment.rounds
+            )
+        except (TypeError, AttributeError, ValueError) as error:
+            raise UsageError(f"{scan.path}:{line} is damaged: {error}", "sweep again") from error
+    return count
+
+
+def _pairs(values: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(values.items()))
+
+
+def _record(row: Row, around: Surroundings, uses: frozenset[str], reader: Reader, first: bool) -> Record:
+    taken = row.measurement
+    main = main_kernel(row) if first else None
+    return Record(
+        row.status, row.reason, row.reproduce, row.overridden, row.source, row.code, around, uses,
+        str(main.get("name", "")) if main else "", row.problem,
+        None if taken is None else _samples(taken.get("samples_ms")),
+        _runs(taken), reader.read(row) if first else {},
+    )  # fmt: skip
+
+
+def _runs(taken: Mapping[str, Any] | None) -> int:
+    runs = taken.get("runs", 1) if taken is not None else 1
+    return runs if isinstance(runs, int) and runs > 0 else 1
+
+
+def _samples(samples: Any) -> Any:
+    """As an array, a quarter of a list's size, if all of them are numbers; else as they are, for the decision to say
+    what is wrong with them."""
+    if isinstance(samples, list) and set(map(type, samples)) <= NUMBERS:
+        try:
+            return array("d", samples)
+        except OverflowError:
+            return samples
+    return () if samples is None else samples
+
+
+def _facts(header: Mapping[str, Any], source: Source) -> dict[str, str]:
+    """What a reader wants to know of a run, as text by name."""
+    device = header.get("device")
+    device = device if isinstance(device, dict) else {}
+    known = {
+        "device": device.get("name"), "arch": device.get("arch"), "driver": device.get("driver"),
+        "compiler": device.get("compiler"), "kbench": header.get("kbench"), "started": header.get("started"),
+        "revision": source.revision,
+    }  # fmt: skip
+    return {name: str(value) for name, value in known.items() if value}
