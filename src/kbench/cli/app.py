@@ -19,6 +19,7 @@ from kbench.cli import (
     data,
     doctor,
     export,
+    history,
     inspect,
     plot,
     profile,
@@ -224,6 +225,7 @@ def _build() -> typer.Typer:
     _add(application, "compare", compare.compare, compare.EXAMPLES, "Time two versions alternately: which is faster?")
     _add(application, "plot", plot.plot, plot.EXAMPLES, "Draw a run: one HTML page of pictures.")
     _add_results(application)
+    _add(application, "history", history.history, history.EXAMPLES, "Show a family over all runs: what changed, when.")
     _add(application, "inspect", inspect.inspect, inspect.EXAMPLES, "Show what kernels use and how many fit; no GPU.")
     _add(application, "ceilings", ceilings.ceilings, ceilings.EXAMPLES, "Measure what the GPU does at most.")
     _add(application, "profile", profile.profile, profile.EXAMPLES, "Count what a version does, with Nsight Compute.")
