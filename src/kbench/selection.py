@@ -25,7 +25,8 @@ class Selection:
     """What a command asks for. targets: none at all means every family. mode: "run", "check" or "sweep".
     block_sizes, preset, dtype: None where the user left it open. dtype: as typed; of check and sweep also several,
     "fp32,bf16", or "all" that a family has. params: values of versions' parameters by name. whole: a parameter that is
-    left open takes all of its values, not the default alone."""
+    left open takes all of its values, not the default alone. usual: of block sizes that are left open, one a version as
+    `run` does, not all."""
 
     targets: Sequence[Target]
     mode: str
@@ -35,6 +36,7 @@ class Selection:
     dtype: str | None = None
     params: Mapping[str, Sequence[int]] = field(default_factory=dict)
     whole: bool = False
+    usual: bool = False
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Selection:
@@ -149,7 +151,7 @@ class Selection:
             return [version.fixed]
         if self.block_sizes is not None:
             return self.block_sizes
-        if self.mode == "run":
+        if self.mode == "run" or self.usual:
             return [min(version.blocks, key=lambda block: abs(math.log2(block / _USUAL_BLOCK)))]
         return [block for block in version.blocks if shape.block_sizes is None or block in shape.block_sizes]
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from kbench.errors import UsageError
 from kbench.results.best import contest, median, ties
 from kbench.results.rounds import merged
-from kbench.results.schema import Row
+from kbench.results.schema import UNPROVEN, Row
 from kbench.results.sound import require_sound
 from kbench.results.store import Run
 
@@ -73,6 +73,10 @@ def contests(run: Run) -> list[Contest]:
         raise UsageError(f"{run.path} holds no rows, so there is nothing to plot", "`kbench sweep` writes some")
     require_sound(run)
     groups: dict[object, list[Row]] = {}
-    for row in merged(run.rows):
+    drawn = [row for row in run.rows if row.cache_mode not in UNPROVEN]
+    if not drawn:
+        what = f"{run.path} holds what was {UNPROVEN[run.rows[0].cache_mode]}: neither verdicts nor times to plot"
+        raise UsageError(what, "`kbench report` compares such runs")
+    for row in merged(drawn):
         groups.setdefault(contest(row), []).append(row)
     return [Contest(rows) for rows in groups.values()]

@@ -14,6 +14,9 @@ History of the schema (the first line of a run file holds its number):
    a search, its device `props`; a run that went on has rows after a footer.
 5  rows have `round`, `code` and `metrics`; a header's options have `rounds`, its device (of a GPU) `limits` and its
    timer `version`; a run file may be compressed by gzip;
+   `cache_mode` may be "static" (compiled for an architecture, which is the row's device, and not run; the header's
+   device has `archs` and `cards`) or "counts" (run once on the emulator for what it asks of memory): "pass" is no
+   proof there, see `Row.outcome`; a header's options have `archs`;
    a merged file has the headers of its runs in `sources`, and rows say in `run` which of them they are of.
 """
 
@@ -27,6 +30,11 @@ from kbench.errors import Exit
 from kbench.params import place_text
 
 SCHEMA_VERSION = 4
+
+# Cache modes of rows that nothing proves or times: versions compiled for an architecture, or counted on the emulator.
+STATIC = "static"
+COUNTS = "counts"
+UNPROVEN = {STATIC: "compiled", COUNTS: "counted"}
 
 # What became of a row, and the exit status that it stands for.
 STATUSES = {
@@ -69,7 +77,8 @@ class Row:
     round: which of several measurements of the same experiment in one run this is, from 0: rounds lie apart in time.
     code: a hash of the machine code and of how it is launched (`kbench.device.cuda.same_code.code_hash`); "" where that
         is not known, and for plans with steps of libraries.
-    metrics: by a kernel's name, by the metric's name, counts that are exact for their compiler.
+    metrics: by a kernel's name, by the metric's name, counts that are exact for their compiler: of a row that was
+        compiled `kbench.compiled.static_metrics`, of one that was counted `kbench.counted.count_metrics`.
     run: in a file that was merged of several runs, the id of the row's own; "" elsewhere.
     """
 
@@ -117,9 +126,15 @@ class Row:
         return place_text(self.block, self.params)
 
     @property
+    def outcome(self) -> str:
+        """The status, as people read it: what was only compiled or counted did not pass any check."""
+        return UNPROVEN.get(self.cache_mode, self.status) if self.status == "pass" else self.status
+
+    @property
     def may_win(self) -> bool:
         """Proven, timed, and by the family's own bound."""
-        return self.status == "pass" and self.measurement is not None and not self.overridden
+        proven = self.status == "pass" and self.cache_mode not in UNPROVEN
+        return proven and self.measurement is not None and not self.overridden
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
