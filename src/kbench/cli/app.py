@@ -13,6 +13,7 @@ import typer
 
 from kbench import __version__
 from kbench.cli import (
+    bisect,
     ceilings,
     check,
     compare,
@@ -226,6 +227,7 @@ def _build() -> typer.Typer:
     _add(application, "plot", plot.plot, plot.EXAMPLES, "Draw a run: one HTML page of pictures.")
     _add_results(application)
     _add(application, "history", history.history, history.EXAMPLES, "Show a family over all runs: what changed, when.")
+    _add(application, "bisect", bisect.bisect, bisect.EXAMPLES, "Find the commit that made a version slower.")
     _add(application, "inspect", inspect.inspect, inspect.EXAMPLES, "Show what kernels use and how many fit; no GPU.")
     _add(application, "ceilings", ceilings.ceilings, ceilings.EXAMPLES, "Measure what the GPU does at most.")
     _add(application, "profile", profile.profile, profile.EXAMPLES, "Count what a version does, with Nsight Compute.")
