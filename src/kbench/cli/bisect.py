@@ -12,7 +12,7 @@ import typer
 from kbench.cli import options as o
 from kbench.cli.bisect_shown import document, show, trial_text
 from kbench.cli.screen import Screen
-from kbench.errors import Exit, UsageError
+from kbench.errors import CannotRunError, Exit, UsageError
 from kbench.grammar import parse_block_size, parse_dtype, parse_sizes, parse_targets
 from kbench.selection import Selection
 
@@ -111,7 +111,7 @@ def _version(target: str, option: str | None) -> tuple[str, int]:
     """The one family and version. Raises UsageError."""
     found = parse_targets([target], option)[0]
     if found.versions is None or len(found.versions) != 1:
-        raise UsageError(f"one version is bisected, and {target!r} names another number", "write FAMILY:VERSION")
+        raise UsageError(f"bisect takes one version of one family, not {target!r}", "write FAMILY:VERSION")
     return found.family, found.versions[0]
 
 
@@ -130,7 +130,10 @@ def _require_metric(metric: str, arch: str | None) -> None:
 
         if arch is not None:
             raise UsageError("--arch is for counts: times are of the GPU that is here", "leave it out, or add --metric")
-        choose_kind("cuda")
+        try:
+            choose_kind("cuda")
+        except CannotRunError as error:
+            raise CannotRunError(error.message, "counts need none: --metric registers, say") from None
         return
     from kbench.device.cuda.compile import nvrtc_version
     from kbench.inspect.architectures import architecture_of

@@ -198,7 +198,7 @@ class Run:
 def read_run(path: Path, family: str = "") -> Run:
     """Read a run file. A last line that was cut off is dropped with a warning.
 
-    family: the only one whose rows are read, and a few others perhaps; "" reads all. Raises UsageError, naming file and
+    family: the only one whose rows are read; "" reads all. Raises UsageError, naming file and
     line, for a file of another kind or of a newer schema.
     """
     lines, cut = _lines(path)
@@ -221,8 +221,11 @@ def read_run(path: Path, family: str = "") -> Run:
         if isinstance(data, dict) and data.get("kind") == "footer":
             run.footer = data
         else:
-            run.rows.append(upgraded(row_of(path, number, data), run.header))
+            row = upgraded(row_of(path, number, data), run.header)
             run.footer = None  # the run went on after it
+            if family and row.family != family:
+                continue
+            run.rows.append(row)
             if seen.setdefault(line, number) != number:
                 copies.append((number, seen[line]))
     run.warnings += duplicates(path, copies)
