@@ -84,8 +84,8 @@ def _answer(found: Found, name: str, metric: Metric, commits: Sequence[Commit]) 
         what = f"one of {len(found.suspects)} commits made {name} {word}; those before the last cannot be measured"
         return f"{what} ({counted}; the newest good one is {found.good.short}):"
     trial = found.trial_of(found.first)
-    size = f" by {percent(trial.ratio).lstrip('+')}" if trial is not None and trial.ratio is not None else ""
-    return f"{found.first} made {name} {word}{size} than {commits[0].short} ({counted})"
+    size = f":{_number(trial, metric.unit)} against {commits[0].short}" if trial is not None else ""
+    return f"{found.first} made {name} {word}{size} ({counted})"
 
 
 def _line(trial: Trial, metric: Metric) -> list[str]:

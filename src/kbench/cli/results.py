@@ -33,7 +33,7 @@ PRUNE_EXAMPLES = ("kbench results prune --older-than 30d --keep 20 --dry-run", "
 EXAMPLES = (LIST_EXAMPLES[0], SHOW_EXAMPLES[0], EXPORT_EXAMPLES[0])
 HELP = """Show, list, export, merge and remove the runs that sweeps recorded.
 
-docs/results.md describes the tables, results/README.md the files.
+results/README.md describes the files and the formats.
 """
 FORMATS = ("csv", "parquet", "google-benchmark", "bencher", "github-action-benchmark")
 STDOUT = "-"

@@ -37,8 +37,11 @@ def git(folder: Path, *words: str, data: bytes | None = None) -> str:
     return subprocess.run(command, input=data, check=True, capture_output=True).stdout.decode().strip()
 
 
-def make_repository(top: Path, texts: Sequence[str], folder: str = "kernels") -> list[str]:
-    """One commit for each text of pad.cu, "" for one that changes another file only; returns their hashes."""
+def make_repository(top: Path, texts: Sequence[str], name: str = "pad", family: str = FAMILY) -> list[str]:
+    """One commit for each text of kernels/NAME.cu, "" for one that changes another file only; returns their hashes.
+
+    family: the text of NAME.py, the same throughout.
+    """
     top.mkdir(parents=True, exist_ok=True)
     git(top, "init", "--quiet", "--initial-branch=main")
     stream = []
@@ -50,9 +53,9 @@ def make_repository(top: Path, texts: Sequence[str], folder: str = "kernels") ->
             stream.append(f"from :{number}\n")
         stream.append(f"M 644 inline notes.txt\n{_data(f'note {number}')}")
         if text:
-            stream.append(f"M 644 inline {folder}/pad.cu\n{_data(text)}")
+            stream.append(f"M 644 inline kernels/{name}.cu\n{_data(text)}")
         if not number:
-            stream.append(f"M 644 inline {folder}/pad.py\n{_data(FAMILY)}")
+            stream.append(f"M 644 inline kernels/{name}.py\n{_data(family)}")
     git(top, "fast-import", "--quiet", data="".join(stream).encode())
     git(top, "reset", "--quiet", "--hard", "main")
     return git(top, "rev-list", "--reverse", "main").splitlines()
