@@ -22,20 +22,9 @@ from kbench.install import install_command
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
-    "list",
-    "run",
-    "check",
-    "sweep",
-    "compare",
-    "plot",
-    "inspect",
-    "ceilings",
-    "profile",
-    "export",
-    "train",
-    "data",
-    "doctor",
-)
+    "list", "run", "check", "sweep", "compare", "report", "plot", "results", "history", "bisect", "inspect", "ceilings",
+    "profile", "export", "train", "data", "doctor",
+)  # fmt: skip
 
 TOY = """
 from kbench.family import CheckShape, Family, Rule, Tensor, Version

@@ -16,12 +16,14 @@ History of the schema (the first line of a run file holds its number):
    timer `version`; a run file may be compressed by gzip;
    `cache_mode` may be "static" (compiled for an architecture, which is the row's device, and not run; the header's
    device has `archs` and `cards`) or "counts" (run once on the emulator for what it asks of memory): "pass" is no
-   proof there, see `Row.outcome`; a header's options have `archs`.
+   proof there, see `Row.outcome`; a header's options have `archs`;
+   a merged file has the headers of its runs in `sources`, and rows say in `run` which of them they are of.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -29,7 +31,7 @@ from kbench.errors import Exit
 from kbench.params import place_text
 from kbench.typed import fits, misfit
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 # Cache modes of rows that nothing proves or times: versions compiled for an architecture, or counted on the emulator.
 STATIC = "static"
@@ -86,6 +88,7 @@ class Row:
         is not known, and for plans with steps of libraries.
     metrics: by a kernel's name, by the metric's name, counts that are exact for their compiler: of a row that was
         compiled `kbench.compiled.static_metrics`, of one that was counted `kbench.counted.count_metrics`.
+    run: in a file that was merged of several runs, the id of the row's own; "" elsewhere.
     """
 
     family: str
@@ -116,6 +119,7 @@ class Row:
     round: int = 0
     code: str = ""
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    run: str = ""
 
     @property
     def exit_status(self) -> Exit:
@@ -157,3 +161,11 @@ class Row:
 
 
 _NAMES = frozenset(f.name for f in fields(Row))  # asked once: reports read rows by the hundred thousand
+
+
+def upgraded(row: Row, header: Mapping[str, Any]) -> Row:
+    """A row as today's schema has it. header: of its file, whose number says what the row's fields mean."""
+    device = header.get("device")
+    if header.get("schema") == 1 and row.device == "cuda" and isinstance(device, Mapping) and device.get("name"):
+        row.device = str(device["name"])
+    return row
