@@ -64,10 +64,10 @@ train: $(TRAIN_READY)
 	$(PY) -m kbench train gpt2 $(ARGS)
 
 test: lint
-	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(PY) -m pytest -n 2 -m "not slow" $(PYTEST_ARGS)
 
 test-all: lint
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n 2 $(PYTEST_ARGS)
 
 # All of the extra cuda12 but cuBLAS and NVML, which do nothing without a GPU. No GPU has run this combination.
 test-cuda12: $(VENV)-cuda12/.ready
