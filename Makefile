@@ -102,7 +102,7 @@ clean:
 
 # With VENV= nothing is installed, so what is missing is said before Python says it in a traceback.
 RUN_MODULES := numpy ml_dtypes typer rich pandas
-TEST_MODULES := $(RUN_MODULES) pytest ruff mypy pandas-stubs
+TEST_MODULES := $(RUN_MODULES) pytest xdist ruff mypy pandas-stubs
 
 # Old enough for the Python that it complains about.
 define NEW_ENOUGH
