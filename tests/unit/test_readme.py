@@ -22,7 +22,7 @@ from kbench.errors import CannotRunError, Exit
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w+) ?(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NAMES = ("README.md", "docs/training.md", "docs/sweep.md", "docs/inspect.md", "docs/export.md")
+NAMES = ("README.md", "docs/training.md", "docs/ci.md", "docs/sweep.md", "docs/inspect.md", "docs/export.md")
 PAGES = {page: FENCE.findall((ROOT / page).read_text(encoding="utf-8")) for page in NAMES}
 BLOCKS = PAGES["README.md"]
 
@@ -117,7 +117,7 @@ def test_commands_of_the_pages(
 @pytest.mark.parametrize("line", EXAMPLES)
 @pytest.mark.usefixtures("folder_with_the_files_of_the_readme")
 def test_examples_of_the_help(line: str) -> None:
-    if line in inspect.EXAMPLES:
+    if line in inspect.EXAMPLES or "--static" in line:
         require_nvrtc()
     assert execute(line) == Exit.OK
 

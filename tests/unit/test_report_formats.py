@@ -116,9 +116,11 @@ def test_annotations_stand_at_the_kernels_line() -> None:
 
 
 def test_annotations_read_back_as_they_were_written() -> None:
-    change = replace(reports.SLOWER, subject=reports.subject(file="a,b:c%2C%.cu", line=3), reason="50%,\n100%25: x::y")
+    change = replace(
+        reports.SLOWER, subject=reports.subject(file="a::b,c=d:e%2C%.cu", line=3), reason="50%,\n100%25: x::y"
+    )
     _, where, message = annotations(reports.report(change))[0]
-    assert where["file"] == "a,b:c%2C%.cu"
+    assert where["file"] == "a::b,c=d:e%2C%.cu"
     assert "50%, 100%25: x::y" in message
 
 

@@ -241,6 +241,19 @@ def test_every_row_of_a_comment_has_as_many_cells_as_its_head() -> None:
     assert set(rows) <= {3, 4, 5, 6} and rows.count(6) > 9
 
 
+@pytest.mark.parametrize("letter", "|`\\<>*_~[]&$#@!-\"'")
+def test_no_letter_alone_is_markup_in_a_comment(letter: str) -> None:
+    name = f"{letter}a{letter}{letter}b {letter}c{letter}"
+    change = replace(reports.SLOWER, subject=reports.subject(name), reason=name, reproduce=letter * 3)
+    side = Side(name, facts={name: name})
+    page = rendered(markdown.render(reports.report(change, before=side, after=side, findings=(name,))))
+    assert page.text.count(name) == 1 + 2 + 3 + 1 + 1, "the finding, both sides, the fact, the row, its reason"
+    cells = [tag for tag, _ in page.tags if tag in ("tr", "th", "td")]
+    assert "".join("/" if tag == "tr" else "." for tag in cells) == "/..." * 4 + "/......" * 2
+    assert letter * 3 in page.text and "Limits" not in page.text[page.text.index("To see it again") :]
+    assert not {tag for tag, _ in page.tags} & {"em", "strong", "s", "a", "h1", "li"}
+
+
 def test_nobody_is_called_and_nothing_is_linked_by_a_comment() -> None:
     text = markdown.render(reports.report(replace(reports.SLOWER, reason="ask @octo/team, see #12 on www.a.example")))
     assert "@<!-- -->octo" in text and "#<!-- -->12" in text and "www<!-- -->.a" in text

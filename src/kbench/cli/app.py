@@ -24,6 +24,7 @@ from kbench.cli import (
     inspect,
     plot,
     profile,
+    report,
     results,
     run,
     sweep,
@@ -224,6 +225,7 @@ def _build() -> typer.Typer:
     _add(application, "check", check.check, check.EXAMPLES, "Check versions over shapes and block sizes.")
     _add(application, "sweep", sweep.sweep, sweep.EXAMPLES, "Check, then time, every version and block size.")
     _add(application, "compare", compare.compare, compare.EXAMPLES, "Time two versions alternately: which is faster?")
+    _add(application, "report", report.report, report.EXAMPLES, "What became slower, or wrong, since a baseline.")
     _add(application, "plot", plot.plot, plot.EXAMPLES, "Draw a run: one HTML page of pictures.")
     _add_results(application)
     _add(application, "history", history.history, history.EXAMPLES, "Show a family over all runs: what changed, when.")

@@ -62,7 +62,7 @@ def resumption(results: Path, targets: Sequence[str], screen: Screen) -> Resumpt
         raise UsageError(f"--resume takes one run, not {' '.join(targets)}", "its families stand in its file")
     writer = ResumedRun(results, find_run(results, targets[0] if targets else LATEST))
     try:
-        return Resumption(writer, _selection(writer.run), _options(writer.run), screen)
+        return Resumption(writer, _selection(writer.run), options_of(writer.run), screen)
     except BaseException:
         writer.close()
         raise
@@ -84,7 +84,8 @@ def _selection(run: Run) -> Selection:
         raise UsageError(f"{run.path}:1 is damaged: its selection is none", "sweep again") from error
 
 
-def _options(run: Run) -> Options:
+def options_of(run: Run) -> Options:
+    """The options that a run's rows were measured with. Raises UsageError."""
     from kbench.sweep import Options
 
     try:

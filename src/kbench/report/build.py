@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from kbench.measure.statistics import median, valid_samples
 from kbench.report import pair as pairing
 from kbench.report.classify import PROVEN, REFUSED, Standing, standing
 from kbench.report.config import Config
-from kbench.report.counted import Counted, over_budget
+from kbench.report.counted import Counted, Placed, over_budget
 from kbench.report.decide import Comparison, Outcome, decide_all
 from kbench.report.decision import FLOOR_MS, MIN_ROUNDS, MIN_SAMPLES, Decision, Rule, Verdict
 from kbench.report.family_wise import REPORT_ERROR
@@ -101,8 +102,8 @@ def build(before: Loaded | None, after: Loaded, settings: Settings) -> Built:
         findings.insert(0, "first run: there is nothing yet to compare with")
     status = _exit_status(changes, building.statuses, settings.fail_on, bool(held) or first_run)
     report = Report(
-        before.side, after.side, changes, tuple(findings), _limits(settings.config, building), settings.fail_on,
-        int(status), held, first_run,
+        before.side, after.side, changes, tuple(findings), _limits(settings.config, building, outcome),
+        settings.fail_on, int(status), held, first_run,
     )  # fmt: skip
     unclear = [
         Unclear(cast(Experiment, each.after), decision.needed_rounds)
@@ -120,7 +121,7 @@ def _require_known(config: Config, places: Places, sides: Sequence[Loaded]) -> N
     if not (config.budgets or config.thresholds.by_family):
         return
     families: Collection[str] = {*places.families, *(key[0] for side in sides for key in side.experiments)}
-    found = {name for side in sides for each in _experiments(side) for _, name in each.worst.counts}
+    found = {name for side in sides for each in _experiments(side) for _, name in each.counts}
     config.require_known(families, {TIME.name, *COUNTS, *found})
 
 
@@ -166,7 +167,7 @@ def _subject(experiment: Experiment, verdict: str, places: Places) -> Subject:
     return subject_of(experiment, places=places if verdict in _PLACED else None)
 
 
-def _placed(places: Places):  # type: ignore[no-untyped-def]  # counted.Placed
+def _placed(places: Places) -> Placed:
     return lambda experiment, kernel: subject_of(experiment, kernel, places)
 
 
@@ -195,11 +196,12 @@ def _decide(timed: Sequence[Pair], settings: Settings) -> Outcome:
 
 
 def _side(experiment: Experiment) -> DecidedSide:
-    return DecidedSide([_array(samples) for samples in experiment.samples])
+    return DecidedSide(list(map(_array, experiment.samples)))
 
 
 def _array(samples: Samples) -> DecidedSamples:
-    return np.frombuffer(samples, dtype=np.float64) if hasattr(samples, "typecode") else cast(DecidedSamples, samples)
+    # What is no array is no list of numbers either: the decision says why.
+    return np.frombuffer(samples, dtype=np.float64) if isinstance(samples, array) else cast(DecidedSamples, samples)
 
 
 def _timed_changes(timed: Sequence[Pair], outcome: Outcome, settings: Settings, places: Places) -> Iterable[Change]:
@@ -211,7 +213,7 @@ def _timed_changes(timed: Sequence[Pair], outcome: Outcome, settings: Settings, 
             _subject(after, verdict, places), TIME, verdict, decision.before, decision.after, decision.ratio,
             decision.low, decision.high, None if decision.low is None else confidence,
             settings.config.thresholds.of(after.key[0]), decision.reason, _reproduce(decision, after),
-            before.samples, after.samples,
+            *((), ()) if verdict == "incomparable" else (before.samples, after.samples),
         )  # fmt: skip
 
 
@@ -238,8 +240,6 @@ def _findings(before: Loaded, after: Loaded, building: _Building, outcome: Outco
         found.append(f"the machine differs: {outcome.shift}")
     if before.side.runs and set(before.side.runs) == set(after.side.runs):
         found.append("both sides are the same run: nothing can have changed")
-    if outcome.noise_floor is not None:
-        found.append(f"rows of unchanged machine code differ by up to {outcome.noise_floor:.1%}: that is noise")
     for reason, count in building.reasons.most_common(_MOST_REASONS):
         if count > 1:
             found.append(f"{count} rows are not comparable: {reason}")
@@ -247,12 +247,10 @@ def _findings(before: Loaded, after: Loaded, building: _Building, outcome: Outco
         device = after.side.facts.get("device", "")
         why = ": the emulator has no times" if "emulator" in device.lower() else ""
         found.append(f"{count} rows were {PROVEN}{why}")
-    if count := building.left[REFUSED]:
-        found.append(f"{count} rows were {REFUSED}, and are not compared")
     return found
 
 
-def _limits(config: Config, building: _Building) -> dict[str, str]:
+def _limits(config: Config, building: _Building, outcome: Outcome) -> dict[str, str]:
     """What the report was judged by, as text."""
     limits = {"time": percentage(config.thresholds.usual)}
     families = {each.after.key[0] for each in building.timed if each.after is not None}
@@ -267,7 +265,13 @@ def _limits(config: Config, building: _Building) -> dict[str, str]:
         "confidence": f"{1 - REPORT_ERROR:.0%} for all rows together",
         "counts": "any change",
     }
-    return limits | ({"budgets": str(len(config.budgets))} if config.budgets else {})
+    if config.budgets:
+        limits["budgets"] = str(len(config.budgets))
+    if outcome.noise_floor is not None:
+        limits["noise"] = f"up to {outcome.noise_floor:.1%} in rows of unchanged machine code"
+    if count := building.left[REFUSED]:
+        limits["left out"] = f"{count} rows {REFUSED}"
+    return limits
 
 
 def _exit_status(changes: Sequence[Change], statuses: set[str], fail_on: Sequence[str], judged: bool) -> Exit:

@@ -84,8 +84,8 @@ def _both(before: Experiment, after: Experiment, other_device: bool) -> Standing
             return Standing("incomparable", f"{name}: {why}")
     one, two = before.worst, after.worst
     difference: Difference = one.around.against(two.around, one.uses | two.uses)
-    timed = [bool(side.samples) for side in (before, after)]
-    counted = bool(one.counts and two.counts)
+    timed = [side.timed for side in (before, after)]
+    counted = bool(before.counts and after.counts)
     counts = counted and difference.counts is None
     if any(timed):
         if not all(timed):

@@ -24,9 +24,10 @@ Placed = Callable[[Experiment, str], Subject]
 
 @dataclass(slots=True)
 class _Group:
-    """Rows that say the same of a kernel. first: the first of them; the others differ from it in what is listed."""
+    """Rows that say the same of a kernel. first: the first of them. differ: in what the others do."""
 
     first: Experiment
+    kernel: str
     rows: int = 0
     differ: set[str] = field(default_factory=set)
 
@@ -37,10 +38,11 @@ class _Group:
             pairs = (("problem", one[2], two[2]), ("block", one[4], two[4]), ("params", one[5], two[5]))
             self.differ.update(name for name, mine, other in pairs if mine != other)
 
-    def subject(self, of: Subject) -> Subject:
+    def subject(self, placed: Placed) -> Subject:
         """Without what is not the same in all of them."""
         blank: dict[str, str | int] = {"problem": "", "block": 0, "params": ""}
-        return replace(of, **{name: blank[name] for name in self.differ})  # type: ignore[arg-type]  # fields by name
+        subject = placed(self.first, self.kernel)
+        return replace(subject, **{name: blank[name] for name in self.differ})  # type: ignore[arg-type]  # by name
 
     @property
     def remark(self) -> str:
@@ -55,21 +57,21 @@ class Counted:
         self._metrics: dict[str, Metric] = {}
 
     def add(self, before: Experiment, after: Experiment) -> None:
-        for kernel, name, one, two in _common(before.worst.counts, after.worst.counts):
+        for kernel, name, one, two in _common(before.counts, after.counts):
             metric = self._metrics.get(name) or self._metrics.setdefault(name, metric_of(name))
             key = (*_whose(after), kernel, name, one, two)
             if key not in self._groups:
-                self._groups[key] = (_Group(after), metric, one, two)
+                self._groups[key] = (_Group(after, kernel), metric, one, two)
             self._groups[key][0].add(after)
 
     def changes(self, place: Placed, quiet: Placed) -> Iterator[Change]:
         """place, quiet: make subjects, of changes and of what stayed the same."""
-        for key, (group, metric, before, after) in self._groups.items():
+        for group, metric, before, after in self._groups.values():
             decided = Decided(metric.name, metric.unit, higher_is_better=metric.worse < 0, exact=True)
             decision = decide_exact(before, after, decided)
             verdict = _VERDICTS.get(decision.verdict, "same")
             same = verdict == "same"
-            subject = group.subject((quiet if same else place)(group.first, str(key[-4])))
+            subject = group.subject(quiet if same else place)
             yield Change(
                 subject, metric, verdict, decision.before, decision.after, decision.ratio,
                 reason="" if same else decision.reason + group.remark,
@@ -113,14 +115,14 @@ def over_budget(
                     idle.pop(budget.key, None)
                     key = (*_whose(experiment), kernel, budget.key, value)
                     if key not in groups:
-                        groups[key] = (_Group(experiment), budget, value)
+                        groups[key] = (_Group(experiment, kernel), budget, value)
                     groups[key][0].add(experiment)
     broken = [
         Change(
-            group.subject(place(group.first, str(key[-3]))), budget.metric, "over budget", None, value,
+            group.subject(place), budget.metric, "over budget", None, value,
             reason=f"{value:g} breaks the budget {budget}{group.remark}", reproduce=group.first.worst.reproduce,
         )
-        for key, (group, budget, value) in groups.items()
+        for group, budget, value in groups.values()
         if not budget.holds(value)
     ]  # fmt: skip
     return broken, sum(group.rows for group, _, _ in groups.values()), list(idle.values())
@@ -128,7 +130,7 @@ def over_budget(
 
 def _values(experiment: Experiment, wanted: set[str]) -> Values:
     """Its counts, and its time where a budget asks for that."""
-    counts = experiment.worst.counts
+    counts = experiment.counts
     if TIME.name not in wanted:
         return counts
     samples = [sample for side in experiment.samples for sample in side if isinstance(sample, float)]

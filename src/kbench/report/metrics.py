@@ -82,7 +82,7 @@ class Reader:
             if key not in self._known:
                 self._known[key] = self._read(row)
             return self._known[key]
-        except (TypeError, AttributeError, ValueError, KeyError):
+        except (TypeError, AttributeError, LookupError, ValueError, ArithmeticError):
             return {}
 
     def _read(self, row: Row) -> Values:

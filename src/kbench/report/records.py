@@ -29,8 +29,7 @@ _RANK = {status: rank for rank, status in enumerate(_GRAVITY)}
 
 @dataclass(slots=True)
 class Record:
-    """One row. samples: None where nothing was timed. runs: how many runs of the plan a sample is of. kernel: the name of
-    its largest kernel. uses: kinds of its steps."""
+    """One row. uses: kinds of its steps. samples: None where nothing was timed. runs: of the plan in one sample."""
 
     status: str
     reason: str
@@ -40,20 +39,24 @@ class Record:
     code: str
     around: Surroundings
     uses: frozenset[str]
-    kernel: str
-    problem: str
     samples: Samples | None
     runs: int
-    counts: Values
 
 
 @dataclass(slots=True)
 class Experiment:
-    """All rounds of what was measured on one device, at least one. rounds: records by run and round."""
+    """All rounds of what was measured on one device, at least one.
+
+    rounds: records by run and round. problem: its sizes as text. kernel: the name of its largest kernel. counts: of all
+    its kernels.
+    """
 
     key: Key
     device: str
     rounds: dict[tuple[int, int], Record] = field(default_factory=dict)
+    problem: str = ""
+    kernel: str = ""
+    counts: Values = field(default_factory=dict)
 
     @property
     def worst(self) -> Record:
@@ -61,6 +64,10 @@ class Experiment:
         if len(self.rounds) == 1:
             return next(iter(self.rounds.values()))
         return min(self.rounds.values(), key=lambda record: _RANK[record.status])
+
+    @property
+    def timed(self) -> bool:
+        return any(record.samples is not None for record in self.rounds.values())
 
     @property
     def samples(self) -> list[Samples]:
@@ -90,7 +97,7 @@ class Experiment:
 
 @dataclass
 class Loaded:
-    """One side. experiments: by device, by key. warnings: a line each, for people; findings: sentences of the report."""
+    """One side. experiments: by key, by device. warnings: lines for people. findings: sentences of the report."""
 
     side: Side
     experiments: dict[Key, dict[str, Experiment]] = field(default_factory=dict)
@@ -143,10 +150,13 @@ def _read(loaded: Loaded, number: int, scan: Scan) -> int:
             experiment = by_device.get(row.device)
             if experiment is None:
                 experiment = by_device[row.device] = Experiment(key, row.device)
+            if not row.round or not experiment.rounds:  # rounds of a row are of the same kernels
+                main = main_kernel(row)
+                experiment.problem, experiment.counts = row.problem, reader.read(row)
+                experiment.kernel = str(main.get("name", "")) if main else ""
             kinds = tuple(row.steps)
-            experiment.rounds[number, row.round] = _record(
-                row, around, uses.setdefault(kinds, frozenset(kinds)), reader, not experiment.rounds
-            )
+            record = _record(row, around, uses.setdefault(kinds, frozenset(kinds)))
+            experiment.rounds[number, row.round] = record
         except (TypeError, AttributeError, ValueError) as error:
             raise UsageError(f"{scan.path}:{line} is damaged: {error}", "sweep again") from error
     return count
@@ -156,15 +166,12 @@ def _pairs(values: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(values.items()))
 
 
-def _record(row: Row, around: Surroundings, uses: frozenset[str], reader: Reader, first: bool) -> Record:
+def _record(row: Row, around: Surroundings, uses: frozenset[str]) -> Record:
     taken = row.measurement
-    main = main_kernel(row) if first else None
+    samples = None if taken is None else _samples(taken.get("samples_ms"))
     return Record(
-        row.status, row.reason, row.reproduce, row.overridden, row.source, row.code, around, uses,
-        str(main.get("name", "")) if main else "", row.problem,
-        None if taken is None else _samples(taken.get("samples_ms")),
-        _runs(taken), reader.read(row) if first else {},
-    )  # fmt: skip
+        row.status, row.reason, row.reproduce, row.overridden, row.source, row.code, around, uses, samples, _runs(taken)
+    )
 
 
 def _runs(taken: Mapping[str, Any] | None) -> int:

@@ -106,7 +106,7 @@ def _committed(folder: Path, text: str) -> Source:
         )
     commit = done.stdout.decode().strip()
     relative = path.relative_to(inside).as_posix()
-    shown = f"{GIT}{revision}:{relative}"
+    shown = f"{GIT}{revision}:{name}"
     there = _git(inside, "cat-file", "-e", f"{commit}:./{relative}")
     if there.returncode:
         raise MissingBaseline(

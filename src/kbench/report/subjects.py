@@ -16,10 +16,9 @@ from kbench.source import kernel_line
 def subject_of(experiment: Experiment, kernel: str = "", places: Places | None = None) -> Subject:
     """The subject of an experiment, or of one kernel of it. places: finds the file, where it is wanted."""
     family, version, _, dtype, block, params, mode = experiment.key
-    record = next(iter(experiment.rounds.values()))
-    file, line = places.of(family, version, kernel or record.kernel) if places is not None else ("", 0)
+    file, line = places.of(family, version, kernel or experiment.kernel) if places is not None else ("", 0)
     return Subject(
-        family, version, record.problem, dtype, block, params_text(dict(params)), mode, experiment.device, kernel,
+        family, version, experiment.problem, dtype, block, params_text(dict(params)), mode, experiment.device, kernel,
         file, line,
     )  # fmt: skip
 

@@ -46,9 +46,10 @@ class Scan:
 
     def _rows(self) -> Iterator[tuple[int, Row]]:
         number = 1
+        decode = json.JSONDecoder().decode  # json.loads would look for the encoding of each line
         for number, line in enumerate(self._file, start=2):
             try:
-                data = json.loads(line)
+                data = decode(line.decode("utf-8"))
             except ValueError as error:  # not JSON, or not UTF-8
                 if self._file.readline():
                     raise UsageError(

@@ -142,6 +142,8 @@ class Row:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:
         """Read a row written by this or an older schema; unknown keys of a newer one are ignored."""
+        if data.keys() <= _NAMES:
+            return cls(**data)
         return cls(**{key: value for key, value in data.items() if key in _NAMES})
 
 

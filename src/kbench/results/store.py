@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, TextIO, cast
+from typing import Any, BinaryIO, Self, TextIO, cast
 
 from kbench.errors import CannotRunError, UsageError
 from kbench.results.compressed import Unpacked, is_compressed, was_cut
@@ -119,7 +119,7 @@ class RunWriter:
         self._write({"kind": "row", **row.to_dict()})
         self._statuses[row.status] += 1
 
-    def __enter__(self) -> RunWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -363,8 +363,7 @@ def unreadable(path: Path | str, error: Exception) -> UsageError:
 def header_of(path: Path | str, line: str) -> dict[str, Any]:
     """The header that a run file's first line is. Raises UsageError, naming the file, if it is none."""
     if not line.strip():
-        what = "begins with an empty line" if line else "is empty"
-        raise UsageError(f"{path} is not a run file of kbench: it {what}", _NO_RUN)
+        raise UsageError(f"{path} is not a run file of kbench: it is empty, or its first line is", _NO_RUN)
     if line.startswith("\ufeff"):
         raise UsageError(f"{path} begins with a byte-order mark, which an editor put there", "save it as plain UTF-8")
     if line.startswith("\ufffd\ufffd"):
@@ -392,7 +391,7 @@ def row_of(path: Path | str, number: int, data: Any) -> Row:
     """The row that a line of a run file is. Raises UsageError, naming file and line, if it is none."""
     if isinstance(data, dict) and data.get("kind") == "header":
         raise UsageError(f"{path}:{number} is a second header: run files were put together", "name them one by one")
-    if not isinstance(data, dict) or data.get("kind") != "row" or data.get("status") not in STATUSES:
+    if not isinstance(data, dict) or data.pop("kind", None) != "row" or data.get("status") not in STATUSES:
         raise UsageError(f"{path}:{number} is not a row of results")
     try:
         return Row.from_dict(data)

@@ -130,7 +130,7 @@ def _cells(change: Change) -> list[str]:
     return [
         _code(words.plain(change.subject.name, _NAME)),
         _prose(change.metric.name, _FACT),
-        *(_prose(number, _FACT) for number in known),
+        *(_prose(number, _FACT).replace(" ", "\u00a0") for number in known),  # no line break before a unit
         words.ratio(change) + (f" ({reach})" if reach else ""),
         _prose(change.reason, _SENTENCE),
     ]
