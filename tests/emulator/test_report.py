@@ -17,7 +17,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 CU = """
-// __global__ void scale(: a comment is no kernel
+/* __global__ void scale(
+   is no kernel in a comment */
 __global__ void scale(float* out, const float* inp, int n) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) out[i] = 2.0f * inp[i];
@@ -72,6 +73,6 @@ def test_from_a_baseline_to_a_version_that_turned_wrong(
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"] == "wrong" and found["counts"]["wrong"] == 2
     subject = found["changes"][0]["subject"]
-    assert (subject["file"], subject["line"]) == ("families/doubled.cu", 3)
+    assert (subject["file"], subject["line"]) == ("families/doubled.cu", 4)
     assert found["changes"][0]["reason"].startswith("fail: ") and "wrong" in found["changes"][0]["reason"]
     assert found["changes"][0]["reproduce"].startswith("kbench run doubled --version 1")

@@ -85,6 +85,12 @@ def test_the_same_kernels_twice_are_no_regression(report: Reports) -> None:
     assert "noise" in found.limits
 
 
+def test_rows_whose_code_is_not_known_may_have_become_slower(report: Reports) -> None:
+    sides = [simulated(seed=1), simulated(seed=2, change=slower(1.2, 3))]
+    found = report(*([replace(row, code="") for row in rows] for rows in sides))
+    assert len(times(found, "slower")) == 2 and "noise" not in found.limits
+
+
 def test_a_faster_kernel_is_no_error(report: Reports) -> None:
     found = report(BASE, simulated(seed=2, change=slower(0.5, 3)), fail_on="regression,unclear,incomparable,gone")
     assert found.exit_status == Exit.OK and len(times(found, "faster")) == 2

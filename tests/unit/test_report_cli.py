@@ -100,9 +100,7 @@ def test_the_summary_of_a_job_is_appended_to(kbench: Runner, monkeypatch: pytest
 
 
 def test_special_files_are_written_to_and_not_replaced(kbench: Runner) -> None:
-    assert kbench("report baseline --markdown /dev/null")[0] == Exit.REGRESSION
-    assert not Path("/dev/null").is_file()
-    os.mkfifo("pipe")
+    os.mkfifo("pipe")  # never a real device: a bug here would replace it for the whole machine
     reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
     assert kbench("report baseline --junit pipe")[0] == Exit.REGRESSION
     assert os.read(reader, 5) == b"<?xml" and Path("pipe").is_fifo()

@@ -14,6 +14,7 @@ import pytest
 from fakes import FakeBench, failed, make_row, measured
 from kbench.cli.app import run_command
 from kbench.errors import CannotRunError, Exit
+from kbench.results.baselines import compressed
 from kbench.results.best import load_best
 from kbench.results.rounds import merged
 from kbench.results.schema import Row
@@ -175,6 +176,14 @@ def test_a_baseline_is_the_whole_run_and_equal_runs_give_equal_bytes(kbench: Run
     before = path.read_bytes()
     kbench("sweep --resume --save base", ROWS)
     assert path.read_bytes() == before
+
+
+def test_the_time_of_day_is_not_in_a_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+    for moment in (1e9, 1.5e9):
+        monkeypatch.setattr("time.time", lambda moment=moment: moment)
+        found.add(compressed(b"rows"))
+    assert len(found) == 1 and gzip.decompress(found.pop()) == b"rows"
 
 
 def test_what_a_baseline_lacks_is_said(kbench: Runner) -> None:

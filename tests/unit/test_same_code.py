@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kbench.device.cuda.same_code import same_code
-from kbench.family import Fill, Launch, Ref
+from kbench.device.cuda.same_code import code_hash, same_code
+from kbench.family import AllReduce, Fill, Launch, Ref
 from kbench.source import Source
 
 has_nvrtc = importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.bindings") is not None
@@ -35,7 +35,10 @@ def compiled(text: str, kernel: str = "scale", path: str = "one.cu") -> Any:
 
 
 def same(text: str, step: Launch = STEP) -> bool:
-    return same_code((STEP,), compiled(SOURCE), (step,), compiled(text, step.kernel, "two.cu"))
+    one, two = ((STEP,), compiled(SOURCE)), ((step,), compiled(text, step.kernel, "two.cu"))
+    alike = same_code(*one, *two)
+    assert (code_hash(*one) == code_hash(*two)) == alike and len(code_hash(*one)) == 64
+    return alike
 
 
 def test_names_comments_layout_and_paths_do_not_count() -> None:
@@ -68,6 +71,8 @@ def test_lists_and_tuples_are_the_same_launch() -> None:
 def test_steps_of_libraries_count() -> None:
     fill = Fill(Ref("y"))
     assert same_code((fill,), None, (fill,), None)
+    assert code_hash((fill,), None) not in ("", code_hash((Fill(Ref("x")),), None))
+    assert code_hash((STEP, AllReduce("y", "y", 4, 1)), compiled(SOURCE)) == "", "which code it runs is not known"
     assert not same_code((fill,), None, (Fill(Ref("x")),), None)
     assert not same_code((STEP,), compiled(SOURCE), (STEP, fill), compiled(SOURCE))
     assert not same_code((STEP,), compiled(SOURCE), (fill,), None)

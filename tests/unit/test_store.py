@@ -25,6 +25,14 @@ def writer(folder: Path) -> RunWriter:
     return RunWriter(folder, device=DEVICE, command=["kbench", "sweep"], options={"seed": 7}, kbench_version="0.1.0")
 
 
+def test_what_is_no_ordinary_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(CannotRunError, match="pipe: it is not an ordinary file"):
+        replace_text(pipe, "text")
+    assert pipe.is_fifo() and not list(tmp_path.glob(".*"))
+
+
 def test_rows_come_back_as_they_went(tmp_path: Path) -> None:
     rows = [make_row(1, median_ms=2.5), failed(2, details=["at [0, 3]"]), make_row(3, idea="naïve | \u2028 line")]
     with writer(tmp_path) as run:

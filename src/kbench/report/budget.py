@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import operator
 import re
 from collections.abc import Callable, Collection
@@ -39,7 +38,7 @@ class Budget:
         return self.metric.name == metric and self.family in (ANY, family) and self.version in (None, version)
 
     def holds(self, value: float) -> bool:
-        return math.isfinite(value) and OPERATORS[self.relation](value, self.limit)
+        return OPERATORS[self.relation](value, self.limit)
 
     def __str__(self) -> str:
         return f"{self.key} {self.relation} {self.limit:g}{f' {self.metric.unit}' if self.metric.unit else ''}"

@@ -300,6 +300,10 @@ def replace_text(path: Path, text: str, hint: str = "") -> None:
 
 def replace_bytes(path: Path, data: bytes, hint: str = "") -> None:
     """As `replace_text`."""
+    # A rename would put a file in the place of a device, for everybody on the machine.
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "not an ordinary file"
+        raise CannotRunError(f"cannot write {path}: it is {kind}", hint or "choose another file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
