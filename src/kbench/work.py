@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kbench.device.base import KernelInfo
 from kbench.family import ITEM_SIZES, Copy, Fill, Launch, Step, Tensor, tensors_of
+
+if TYPE_CHECKING:  # it brings numpy, and every command loads this file
+    from kbench.device.base import KernelInfo
 
 # Steps that a library computes: a version's own idea is not in them.
 LIBRARY_STEPS = ("Gemm", "Sdpa", "SdpaBackward", "AllReduce")
