@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kbench.cli.screen import Screen
 from kbench.cli.table import Column
-from kbench.history.words import percent
+from kbench.history.ratio import percent
 
 if TYPE_CHECKING:
     from kbench.bisect.search import Commit, Found, Trial

@@ -172,7 +172,8 @@ def _heading(mine: Sequence[Series], family: str, metric: str, screen: Screen) -
 
 def _table(mine: Sequence[Series]) -> tuple[list[Column], list[list[str]]]:
     from kbench.cli.sparkline import sparkline
-    from kbench.history.words import finding, percent
+    from kbench.history.ratio import percent
+    from kbench.history.words import finding
 
     columns = [
         Column("ver", "right"), Column("block", "right"), Column("params", drop=2), Column("runs", "right"),
