@@ -321,7 +321,7 @@ def test_a_run_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[s
     first = sweep(tmp_path, two_families())
     sweep(tmp_path, two_families())
     status, told = error_of(capsys, "test-gpu", *where)
-    assert status == Exit.USAGE and "2 runs of the id 'test-gpu'" in told and first.stem in told
+    assert status == Exit.USAGE and "2 runs with 'test-gpu' in their ids" in told and first.stem in told
 
 
 @pytest.mark.parametrize(

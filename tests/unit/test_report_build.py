@@ -100,7 +100,7 @@ def test_one_round_is_unclear_and_an_error_only_where_that_is_asked_for(report: 
     rows = (simulated(rounds=1), simulated(rounds=1, change=slower(1.2, 3)))
     found = report(*rows)
     assert found.exit_status == Exit.OK and len(times(found, "unclear")) == 2
-    assert "1 round before of at least 3" in times(found, "unclear")[0].reason
+    assert "too few: 1 round" in times(found, "unclear")[0].reason
     assert report(*rows, fail_on="unclear").exit_status == Exit.REGRESSION
 
 

@@ -53,7 +53,7 @@ def test_every_kind_of_name(results: Path) -> None:
     [
         ("nothing", MissingBaseline, "no baseline and no run of the name 'nothing'; `kbench sweep --save nothing`"),
         ("nothing", MissingBaseline, "baselines there: base; newest run: 20260102T000000Z"),
-        ("2026", UsageError, "holds 2 runs of the id '2026'"),
+        ("2026", UsageError, "holds 2 runs with '2026' in their ids"),
         ("gone.jsonl", MissingBaseline, "gone.jsonl is not there"),
         ("results/runs", UsageError, "is a folder"),
         ("latest,,base", UsageError, "empty name"),

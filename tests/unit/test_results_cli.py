@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,13 @@ def test_csv_has_every_row_and_its_run(folder: Path, capsys: pytest.CaptureFixtu
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [row["status"] for row in rows] == ["pass", "fail"]
     assert rows[0]["idea"] == nasty and rows[0]["run"] == path.stem and rows[0]["median_ms"] == "1.25"
+
+
+def test_rounds_are_one_line_of_a_table_and_counted_as_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_run(folder, 1, *(replace(make_row(1), round=number) for number in range(3)))
+    status, out, _ = call(capsys, "export", str(path), "--format", "csv", "-o", str(folder / "rows.csv"))
+    assert status == Exit.OK and "(1 row)" in out
+    assert len((folder / "rows.csv").read_text().splitlines()) == 2
 
 
 def test_google_benchmark_json_has_what_its_tools_read(folder: Path) -> None:

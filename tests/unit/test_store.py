@@ -160,6 +160,10 @@ def test_missing_files_are_one_line(tmp_path: Path) -> None:
         read_run(tmp_path / "none.jsonl")
     with pytest.raises(UsageError, match="holds no runs"):
         latest_run(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "copied.jsonl").touch()
+    with pytest.raises(UsageError, match="has no file `latest`; name a run; ids there: copied"):
+        latest_run(tmp_path)
     (tmp_path / "latest").write_bytes(b"\xff\xfe\n")
     with pytest.raises(UsageError, match="which is not there"):
         latest_run(tmp_path)

@@ -254,6 +254,8 @@ def latest_run(folder: Path) -> Path:
     try:
         path = folder / (folder / LATEST).read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
+        if ids := list(run_files(folder)):
+            raise UsageError(f"{folder} has no file `latest`", f"name a run; ids there: {_few(ids)}") from error
         raise UsageError(f"{folder} holds no runs", "`kbench sweep` writes one") from error
     if not path.is_file():
         raise UsageError(f"{folder / LATEST} names {path}, which is not there", "run `kbench sweep` again")
@@ -273,8 +275,8 @@ def find_run(folder: Path, name: str) -> Path:
     ids = list(paths)
     found = [known for known in ids if known == name] or [known for known in ids if name and name in known]
     if len(found) != 1:
-        what = f"{len(found)} runs" if found else "no run"
-        raise UsageError(f"{folder / RUNS} holds {what} of the id {name!r}", f"ids there: {_few(ids)}")
+        what = f"{len(found)} runs with {name!r} in their ids" if found else f"no run of the id {name!r}"
+        raise UsageError(f"{folder / RUNS} holds {what}", f"ids there: {_few(found or ids)}")
     return paths[found[0]]
 
 
@@ -420,7 +422,7 @@ def _stamp(moment: datetime) -> str:
 
 def _few(ids: Sequence[str]) -> str:
     newest = ", ".join(reversed(ids[-3:]))
-    return f"{newest} and {len(ids) - 3} older ones" if len(ids) > 3 else newest or "none"
+    return f"{newest} and {len(ids) - 3} older" if len(ids) > 3 else newest or "none"
 
 
 def unwritable(path: Path, error: OSError, hint: str = "") -> CannotRunError:
