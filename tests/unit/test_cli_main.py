@@ -235,7 +235,7 @@ def test_colour_only_where_it_is_wanted(toys: Path) -> None:
     ("target", "options", "words"),
     [
         ("run", "-S", "lacks numpy ml_dtypes typer rich pandas; install with: "),
-        ("test", "-S", "pytest ruff mypy"),
+        ("test", "-S", "pytest xdist ruff mypy"),
         ("gpu-test", "-S", "pandas pytest; install with: "),
         ("run", "--no-such-option", "needs Python 3.11 or later"),
     ],

@@ -390,7 +390,7 @@ def test_damaged_kernels_have_no_counts(report: Reports) -> None:
     for kernels in ([{}], [{"registers": 3}], [{"name": "k", "registers": "many", "block": [32]}]):
         row = replace(plain(9, 64), kernels=kernels)
         assert not [c for c in report([row, *BASE], [row, *BASE]).changes if c.subject.version == 9]
-    with pytest.raises(UsageError, match=r"jsonl:2 is damaged"):
+    with pytest.raises(UsageError, match=r"jsonl:2 is not a row of results"):
         report([replace(plain(9, 64), kernels=[3])], BASE)
 
 

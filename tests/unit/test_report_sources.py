@@ -156,9 +156,9 @@ def read(path: Path, *others: Path) -> Loaded:
         (b'{"kind": "header", "schema": 4}\n', "holds no rows"),
         (b'{"kind": "header", "schema": 4}\nnot JSON\n{"kind": "footer"}\n', ":2 is not JSON"),
         (b'{"kind": "header", "schema": 4}\n{"kind": "row", "status": "odd"}\n', ":2 is not a row"),
-        (b'{"kind": "header", "schema": 4}\n{"kind": "row", "status": "pass"}\n', ":2 lacks fields"),
+        (b'{"kind": "header", "schema": 4}\n{"kind": "row", "status": "pass"}\n', ":2 is not a row of results"),
         (b'{"kind": "header", "schema": 4}\n{"kind": "header", "schema": 4}\n', ":2 is a second header"),
-        (b"\xff\xfe\x00\x01", "is not a run file of kbench"),
+        (b"\xff\xfe\x00\x01", "begins as UTF-16 does"),
     ],
 )
 def test_files_that_are_no_runs_are_one_line_with_their_name(tmp_path: Path, data: bytes, words: str) -> None:
@@ -172,7 +172,8 @@ def test_files_that_are_no_runs_are_one_line_with_their_name(tmp_path: Path, dat
 def test_damage_to_a_compressed_file_is_named(tmp_path: Path) -> None:
     whole = gzip.compress(write_run(tmp_path / "r.jsonl", ROWS * 5).read_bytes(), mtime=0)
     path = tmp_path / "r.jsonl.gz"
-    for data, words in ((whole[: len(whole) // 2], "cut off"), (b"plain", "not what its name says"), (b"", "is empty")):
+    half = whole[: len(whole) // 2]
+    for data, words in ((half, "cut off|no rows"), (b"plain", "not what its name says"), (b"", "is empty")):
         path.write_bytes(data)
         with pytest.raises(UsageError, match=words):
             read(path)
@@ -198,7 +199,7 @@ def test_a_row_with_a_field_of_another_kind_is_named_with_its_line(tmp_path: Pat
     for name, value in change.items():
         setattr(row, name, value)
     path = write_run(tmp_path / "r.jsonl", [ROWS[0], row])
-    with pytest.raises(UsageError, match=r"r\.jsonl:3 is damaged"):
+    with pytest.raises(UsageError, match=r"r\.jsonl:3 is not a row of results"):
         read(path)
 
 

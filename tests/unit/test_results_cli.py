@@ -114,7 +114,7 @@ def test_numbers_that_are_none_are_one_line_and_no_traceback(folder: Path, capsy
         path = make_run(folder, 1, row, name="bad")
         for command in (["show"], ["export", "--format", "bencher"], ["export"]):
             status, _, err = call(capsys, *command, str(path))
-            assert status == Exit.USAGE and "row 1 is damaged: toy version 1" in err and err.count("\n") == 1
+            assert status == Exit.USAGE and ":2 is not a row of results" in err and err.count("\n") == 1
 
 
 def test_rounds_are_one_row(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

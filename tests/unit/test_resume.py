@@ -13,7 +13,7 @@ import pytest
 
 from fakes import FakeBench, make_row
 from kbench.cli.app import run_command
-from kbench.cli.session import Session, _merged
+from kbench.cli.session import Session, _in_order
 from kbench.errors import CannotRunError, Exit, UsageError
 from kbench.jobs import Job
 from kbench.results.best import load_best
@@ -346,8 +346,8 @@ def test_ceilings_are_those_that_the_run_began_with(kbench: Runner) -> None:
 
 def test_rows_that_came_stand_between_those_that_were_there() -> None:
     session = Session()
-    with _merged(session, {1: row(1, 1), 3: row(1, 3)}):
-        session.rows = [row(1, block) for block in (0, 2, 4, 5)]
+    with _in_order(session, {1: row(1, 1), 3: row(1, 3)}, jobs=6) as places:
+        places.update({block: row(1, block) for block in (5, 0, 2, 4)})
     assert [each.block for each in session.rows] == list(range(6))
 
 

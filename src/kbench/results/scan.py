@@ -62,6 +62,6 @@ class Scan:
                 self.footer = data
                 continue
             self.footer = None  # the run went on after it
-            yield number, upgraded(row_of(self.path, number, data), self.header)
+            yield number, upgraded(row_of(self.path, number, data, times=False), self.header)
         if was_cut(self._file):
             self.warnings.append(cut_off(self.path, number))

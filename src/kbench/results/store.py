@@ -195,10 +195,10 @@ class Run:
         return str(self.header.get("id", self.path.stem))
 
 
-def read_run(path: Path, family: str = "") -> Run:
+def read_run(path: Path, family: str = "", times: bool = True) -> Run:
     """Read a run file. A last line that was cut off is dropped with a warning.
 
-    family: the only one whose rows are read; "" reads all. Raises UsageError, naming file and
+    family: the only one whose rows are read; "" reads all. times: see `row_of`. Raises UsageError, naming file and
     line, for a file of another kind or of a newer schema.
     """
     lines, cut = _lines(path)
@@ -221,7 +221,7 @@ def read_run(path: Path, family: str = "") -> Run:
         if isinstance(data, dict) and data.get("kind") == "footer":
             run.footer = data
         else:
-            row = upgraded(row_of(path, number, data), run.header)
+            row = upgraded(row_of(path, number, data, times), run.header)
             run.footer = None  # the run went on after it
             if family and row.family != family:
                 continue
@@ -393,16 +393,20 @@ def header_of(path: Path | str, line: str) -> dict[str, Any]:
     return header
 
 
-def row_of(path: Path | str, number: int, data: Any) -> Row:
-    """The row that a line of a run file is. Raises UsageError, naming file and line, if it is none."""
+def row_of(path: Path | str, number: int, data: Any, times: bool = True) -> Row:
+    """The row that a line of a run file is. times: whether times that are none make it no row; else whoever reads looks
+    at `Row.time_fault`. Raises UsageError, naming file and line, if it is no row."""
     if isinstance(data, dict) and data.get("kind") == "header":
         raise UsageError(f"{path}:{number} is a second header: run files were put together", "name them one by one")
     if not isinstance(data, dict) or data.pop("kind", None) != "row" or data.get("status") not in STATUSES:
         raise UsageError(f"{path}:{number} is not a row of results")
     try:
-        return Row.from_dict(data)
+        row = Row.from_dict(data)
     except TypeError as error:
         raise UsageError(f"{path}:{number} is not a row of results: {error}") from error
+    if times and row.time_fault:
+        raise UsageError(f"{path}:{number} is not a row of results: {row.time_fault}")
+    return row
 
 
 def _slug(name: str) -> str:
