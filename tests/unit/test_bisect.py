@@ -127,6 +127,17 @@ def test_work_trees_go_whatever_happens(story: tuple[Path, list[str]], error: ty
     git(top, "checkout", "--quiet", "notes.txt")
 
 
+def test_work_trees_of_the_user_that_are_not_there_just_now_are_kept(tmp_path: Path) -> None:
+    hashes = make_repository(tmp_path / "top", [kernel(256), kernel(257)])
+    git(tmp_path / "top", "worktree", "add", "--quiet", "--detach", str(tmp_path / "drive"), hashes[0])
+    (tmp_path / "drive").rename(tmp_path / "away")
+    found = repository(tmp_path / "top")
+    with WorkTrees(found) as trees:
+        trees.folder(found.commits(hashes[0], hashes[1], "pad")[1])
+    (tree,) = left_over(tmp_path / "top")
+    assert str(tmp_path / "drive") in tree
+
+
 def test_a_commit_that_cannot_be_checked_out_leaves_nothing(story: tuple[Path, list[str]]) -> None:
     top, hashes = story
     found = repository(top)

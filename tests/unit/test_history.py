@@ -129,6 +129,11 @@ def test_the_cut_is_the_cheapest_there_is() -> None:
         assert mine == pytest.approx(best)
 
 
+def test_three_runs_are_no_creep() -> None:
+    parts, aside = segments_of([0.0, 0.1, 0.2], [0.002] * 3, 1.0)
+    assert not any(part.ramp for part in parts) and aside == [1]
+
+
 def test_single_runs_are_set_aside_until_none_is_left() -> None:
     y = [0.0, 0.0, 0.0, 0.4, 0.8, 0.0, 0.0, 0.0]
     parts, aside = segments_of(y, [0.002] * 8, 1.0)
@@ -154,12 +159,12 @@ DEVICE: dict[str, Any] = {"kind": "cuda", "name": "Test GPU", "arch": "sm_90", "
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def add_run(folder: Path, number: int, *rows: Row, driver: str = "1.0", name: str = "") -> Path:
+def add_run(folder: Path, number: int, *rows: Row, driver: str = "1.0", name: str = "", **device: str) -> Path:
     started = START + timedelta(days=number)
     header = {
         "kind": "header", "schema": SCHEMA_VERSION, "kbench": "0.1.0", "id": name or f"run{number:02}",
-        "started": started.isoformat(), "command": ["kbench", "sweep"], "device": {**DEVICE, "driver": driver},
-        "options": {"seed": 7},
+        "started": started.isoformat(), "command": ["kbench", "sweep"], "options": {"seed": 7},
+        "device": {**DEVICE, "driver": driver, **device},
     }  # fmt: skip
     path = folder / "runs" / f"{header['id']}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -259,6 +264,14 @@ def test_counts_change_where_they_differ(folder: Path, capsys: pytest.CaptureFix
     assert series["kernel"] == "k"
     status, _, err = call(capsys, "toy", "--metric", "nonsense")
     assert status == Exit.NOTHING and "what these rows have: " in err and "registers" in err
+
+
+def test_counts_of_another_compiler_are_no_change(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, registers in enumerate((32, 40)):
+        kernels = [{"name": "k", "grid": [1], "block": [64], "shared": 0, "registers": registers}]
+        add_run(folder, number, row(1.0, kernels=kernels), driver=str(number), compiler=f"NVRTC {number}")
+    (series,) = json.loads(call(capsys, "toy", "--metric", "registers", "--json")[1])["series"]
+    assert series["changes"] == [] and series["points"][1]["incomparable"] == "compiler NVRTC 0, then NVRTC 1"
 
 
 def test_a_baseline_joins_in_and_a_copy_does_not_count_twice(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,8 +119,10 @@ class WorkTrees:
             self.drop(commit)
         if self._base is not None:
             shutil.rmtree(self._base, ignore_errors=True)
-        with contextlib.suppress(KbenchError):
-            git(self.repository.top, "worktree", "prune")
+            # Not otherwise: it would also forget the user's own work trees on drives that are not there just now.
+            with contextlib.suppress(KbenchError):
+                if str(self._base) in git(self.repository.top, "worktree", "list", "--porcelain"):
+                    git(self.repository.top, "worktree", "prune")
 
     def folder(self, commit: Commit) -> Path:
         """The folder of families as it is in a commit. Raises GitError where it cannot be checked out."""
