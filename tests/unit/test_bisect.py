@@ -60,6 +60,14 @@ def test_commits_come_oldest_first_with_what_their_files_are(story: tuple[Path, 
     assert len({commit.files for commit in found}) == 20 - 3 - 2  # 4, 9 and 10 are broken alike
 
 
+def test_a_subject_may_hold_what_breaks_lines_elsewhere(tmp_path: Path) -> None:
+    hashes = make_repository(tmp_path, [kernel(256)])
+    subject = "one\fpage\x1c, \u2028 and \x1f all"
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--cleanup=verbatim", "-m", subject)
+    found = repository(tmp_path).commits(hashes[0], git(tmp_path, "rev-parse", "HEAD"), "pad")
+    assert [commit.subject for commit in found] == ["change 0", subject]
+
+
 def test_a_header_counts_and_another_family_does_not(tmp_path: Path) -> None:
     hashes = make_repository(tmp_path, [kernel(256)])
     for name in ("kernels/other.cu", "kernels/pad.extra.cu", "kernels/common.cuh"):

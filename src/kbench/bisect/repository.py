@@ -70,9 +70,10 @@ class Repository:
             hint = "exchange them" if back else "they are on different branches; take their merge base as --good"
             raise UsageError("--good is not a commit before --bad", hint)
         form = _SEPARATOR.join(("%H", "%h", "%as", "%s"))
-        lines = git(self.top, "log", "--first-parent", "--reverse", f"--format={form}", f"{good}..{bad}").splitlines()
-        first = git(self.top, "log", "-1", f"--format={form}", good).splitlines()
-        return [self._commit(line, family) for line in (*first, *lines)]
+        lines = git(self.top, "log", "--first-parent", "--reverse", f"--format={form}", f"{good}..{bad}")
+        first = git(self.top, "log", "-1", f"--format={form}", good)
+        # splitlines() would also break at form feeds and the like, which a subject may hold.
+        return [self._commit(line, family) for line in (first + lines).split("\n") if line]
 
     def _is_ancestor(self, older: str, newer: str) -> bool:
         try:
