@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,6 +109,19 @@ def test_revisions_that_cannot_be_are_named(story: tuple[Path, list[str]], tmp_p
 
 def left_over(top: Path) -> list[str]:
     return git(top, "worktree", "list", "--porcelain").split("\n\n")[1:]
+
+
+def test_work_trees_go_when_a_job_is_ended(story: tuple[Path, list[str]]) -> None:
+    top, hashes = story
+    found = repository(top)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught, WorkTrees(found) as trees:
+        trees.folder(found.commits(hashes[0], hashes[-1], "pad")[2])
+        base = trees._base
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert caught.value.code == 143 and base is not None and not base.exists() and left_over(top) == []
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, RuntimeError])

@@ -518,6 +518,7 @@ def test_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ("[report.thresholds]\ngelu_forward = 0.05", "report.thresholds.gelu_forward 0.05 is not a threshold"),
         ("[report]\nthresholds = '3%'", "thresholds is not a table"),
         ("[report.budgets]\n'x' = '<= 3'", "report.budgets: 'x' is no budget's name"),
+        ('[report.budgets]\n"a.registers" = "<= 3"\na.registers = "<= 4"', "a.registers stands there twice"),
         ("[report]\nfail_on = 'gone'", "report.fail_on is not a list"),
         ("[report]\nfail_on = ['odd']", "report.fail_on: 'odd' is nothing to fail on"),
     ],

@@ -113,7 +113,8 @@ def test_numbers_that_are_none_are_one_line_and_no_traceback(folder: Path, capsy
         path = make_run(folder, 1, row, name="bad")
         for command in (["show"], ["export", "--format", "bencher"], ["export"]):
             status, _, err = call(capsys, *command, str(path))
-            assert status == Exit.USAGE and "row 1 is damaged: toy version 1" in err and err.count("\n") == 1
+            assert status == Exit.USAGE and err.count("\n") == 1
+            assert "bad.jsonl:2 is not a row of results: a measurement has median_ms" in err
 
 
 def test_rounds_are_one_row(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,6 +292,11 @@ def test_runs_without_an_id_come_apart_again(folder: Path) -> None:
 def test_an_id_that_is_no_text_is_merged_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = make_run(folder, 3, name="one"), make_run(folder, 2, name="two")
     one.write_text(one.read_text().replace('"id": "one"', '"id": "\\ud800"'))
+    assert call(capsys, "merge", str(one), str(two), "-o", str(folder / "both.jsonl"))[0] == Exit.OK
+
+
+def test_a_device_of_an_odd_kind_is_merged_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = make_run(folder, 3, name="one"), make_run(folder, 2, name="two", device={**DEVICE, "kind": []})
     assert call(capsys, "merge", str(one), str(two), "-o", str(folder / "both.jsonl"))[0] == Exit.OK
 
 

@@ -129,7 +129,8 @@ def load(name: str, sources: Sequence[Source]) -> Loaded:
                 known = around.get(fact)
                 around[fact] = text if known is None else known if text in known.split("; ") else f"{known}; {text}"
     if not rows:
-        raise UsageError(f"{name}: {' and '.join(str(source.path) for source in sources)} holds no rows", _EMPTY)
+        paths = " and ".join(str(source.path) for source in sources)
+        raise UsageError(f"{name}: {paths} holds no rows", "; ".join(loaded.warnings) or _EMPTY)
     files = tuple(str(source.path) for source in sources)
     loaded.side = Side(name, files, tuple(runs), around, rows)
     return loaded

@@ -150,7 +150,7 @@ def _device(headers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if devices and all(device == devices[0] for device in devices):
         return dict(devices[0])
     names = dict.fromkeys(str(device.get("name", "unnamed device")) for device in devices)
-    kinds = {device.get("kind") for device in devices}
+    kinds = {str(device.get("kind", "")) for device in devices}
     shared = (
         {key: value for key, value in devices[0].items() if all(d.get(key) == value for d in devices)}
         if devices
