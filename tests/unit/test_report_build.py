@@ -387,6 +387,30 @@ def test_metrics_of_rows_stand_beside_them_and_unknown_ones_are_compared_too(rep
     assert report([row(float("nan"), 5)], [row(1, 5)]).counts["incomparable"] == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"overridden": True}, "judged by --rtol or --atol after"),
+        ({"source": "other files"}, "after: the version's files changed between the rounds of one side"),
+    ],
+)
+def test_one_round_of_another_kind_makes_a_row_incomparable(
+    report: Reports, change: dict[str, Any], words: str
+) -> None:
+    """It may be a later round, of which no other number of the report stands."""
+    last = max(row.round for row in BASE)
+    found = report(BASE, [replace(row, **change) if row.round == last else row for row in BASE])
+    assert {c.reason.startswith(words) for c in times(found, "incomparable")} == {True}
+    assert not times(found, "same") and not times(found, "slower")
+
+
+@pytest.mark.parametrize("changed", [0, 1, 2])
+def test_rounds_of_different_code_are_not_the_same_code(report: Reports, changed: int) -> None:
+    after = simulated(seed=2, change=slower(1.3, 2))
+    after = [replace(row, code=row.code if row.round == changed else row.code.removeprefix("other ")) for row in after]
+    assert {c.subject.version for c in times(report(BASE, after), "slower")} == {2}
+
+
 def test_damaged_kernels_have_no_counts(report: Reports) -> None:
     for kernels in ([{}], [{"registers": 3}], [{"name": "k", "registers": "many", "block": [32]}]):
         row = replace(plain(9, 64), kernels=kernels)
