@@ -408,7 +408,8 @@ def test_one_round_of_another_kind_makes_a_row_incomparable(
 def test_rounds_of_different_code_are_not_the_same_code(report: Reports, changed: int) -> None:
     after = simulated(seed=2, change=slower(1.3, 2))
     after = [replace(row, code=row.code if row.round == changed else row.code.removeprefix("other ")) for row in after]
-    assert {c.subject.version for c in times(report(BASE, after), "slower")} == {2}
+    found = {(c.subject.version, c.subject.block) for c in times(report(BASE, after), "slower")}
+    assert found == {(2, 64), (2, 128)}
 
 
 def test_damaged_kernels_have_no_counts(report: Reports) -> None:
