@@ -50,7 +50,7 @@ class Scan:
         for number, line in enumerate(self._file, start=2):
             try:
                 data = decode(line.decode("utf-8"))
-            except ValueError as error:  # not JSON, or not UTF-8
+            except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deep to be a row
                 if self._file.readline():
                     raise UsageError(
                         f"{self.path}:{number} is not JSON", "the file was damaged after it was written"

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from kbench.errors import Exit
@@ -160,13 +160,17 @@ class Row:
     def from_dict(cls, data: dict[str, Any]) -> Row:
         """Read a row written by this or an older schema; unknown keys of a newer one are ignored. Raises TypeError for
         what is no row."""
+        if missing := _NEEDED - data.keys():
+            raise TypeError(f"it lacks {', '.join(sorted(missing))}")
         row = cls(**(data if data.keys() <= _NAMES else {key: data[key] for key in data.keys() & _NAMES}))
         if wrong := misfit(cls, data):
             raise TypeError(wrong)
         return row
 
 
-_NAMES = frozenset(f.name for f in fields(Row))  # asked once: reports read rows by the hundred thousand
+# Asked once: reports read rows by the hundred thousand.
+_NAMES = frozenset(f.name for f in fields(Row))
+_NEEDED = frozenset(f.name for f in fields(Row) if f.default is MISSING and f.default_factory is MISSING)
 
 
 def upgraded(row: Row, header: Mapping[str, Any]) -> Row:

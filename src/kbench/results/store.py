@@ -213,7 +213,7 @@ def read_run(path: Path, family: str = "", times: bool = True) -> Run:
             continue
         try:
             data = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # brackets can be nested deeper than the parser goes
             if number == len(lines):
                 run.warnings.append(f"{path}: line {number} is cut off and was left out: the run was killed there")
                 break
@@ -282,9 +282,15 @@ def find_run(folder: Path, name: str) -> Path:
 
 def run_files(folder: Path) -> dict[str, Path]:
     """The run files of a results folder by their ids, in the order of these, which is that of time."""
-    found = {path.name.removesuffix(COMPRESSED): path for path in (folder / RUNS).glob("*" + COMPRESSED)}
-    found |= {path.name.removesuffix(SUFFIX): path for path in (folder / RUNS).glob("*" + SUFFIX)}
+    # Hidden files are an editor's or a system's own; and an id of dots would be another folder to whoever joins paths.
+    found = {run_id(path): path for path in (folder / RUNS).glob("[!.]*" + COMPRESSED)}
+    found |= {run_id(path): path for path in (folder / RUNS).glob("[!.]*" + SUFFIX)}
     return dict(sorted(found.items()))
+
+
+def run_id(path: Path) -> str:
+    """The id that a run file has by its name."""
+    return path.name.removesuffix(COMPRESSED).removesuffix(SUFFIX)
 
 
 def is_path(name: str) -> bool:
@@ -354,7 +360,12 @@ def read_text_of(name: Path | str, data: bytes) -> bytes:
 def open_run(path: Path) -> BinaryIO:
     """Open a run file to read its text, compressed or not. A compressed one that was cut off is read as far as it goes
     (`kbench.results.compressed.was_cut`). Raises OSError; reading raises OSError where a compressed one is damaged."""
-    return cast(BinaryIO, io.BufferedReader(Unpacked(path)) if is_compressed(path) else path.open("rb"))
+    file = path.open("rb")
+    try:
+        return cast(BinaryIO, io.BufferedReader(Unpacked(file)) if is_compressed(path, file) else file)
+    except BaseException:
+        file.close()
+        raise
 
 
 def unreadable(path: Path | str, error: Exception) -> UsageError:
@@ -378,7 +389,7 @@ def header_of(path: Path | str, line: str) -> dict[str, Any]:
         raise UsageError(f"{path} is only a pointer to a file in Git LFS", "`git lfs pull` fetches the file")
     try:
         header = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if header is None and line.startswith('{"kind": "header"'):
         raise UsageError(f"{path}:1 is cut off: nothing of the run is left", "copy the file again")
