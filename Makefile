@@ -37,7 +37,7 @@ GPU_TEST_READY := $(TEST_READY)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help run sweep train test test-all test-cuda12 gpu-test lint clean
+.PHONY: help run sweep train test test-all test-cuda12 gpu-test ci-report update-baseline lint clean
 .PHONY: has-run-modules has-test-modules has-gpu-test-modules
 
 help:
@@ -48,6 +48,8 @@ help:
 	@echo "make test-all  the slow ones too"
 	@echo "make test-cuda12  import and compile with CUDA 12's packages, in an environment of their own"
 	@echo "make gpu-test  only the tests that need a GPU"
+	@echo "make ci-report  compile every kernel and compare with results/baselines/static; no GPU"
+	@echo "make update-baseline  write that baseline anew, where a change of registers is meant"
 	@echo "make lint      ruff and mypy"
 	@echo "make clean     remove the environment and caches; results/ stays"
 	@echo "With PYTHON=python3 VENV= any target uses that interpreter as it is and installs nothing."
@@ -62,10 +64,10 @@ train: $(TRAIN_READY)
 	$(PY) -m kbench train gpt2 $(ARGS)
 
 test: lint
-	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(PY) -m pytest -n 2 -m "not slow" $(PYTEST_ARGS)
 
 test-all: lint
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n 2 $(PYTEST_ARGS)
 
 # All of the extra cuda12 but cuBLAS and NVML, which do nothing without a GPU. No GPU has run this combination.
 test-cuda12: $(VENV)-cuda12/.ready
@@ -75,6 +77,20 @@ CUDA12_TESTS := $(wildcard tests/unit/test_cu*.py tests/unit/test_nvrtc*.py test
 
 gpu-test: $(GPU_TEST_READY)
 	$(PY) -m pytest tests/gpu $(PYTEST_ARGS)
+
+# What NVRTC makes of kbench's own kernels, held against what is committed. In a folder of its own: the user's runs in
+# results/ stay the latest ones. Tables of that many rows are of use only where something is wrong with one.
+STATIC := sweep --static --arch sm_90 --dtype fp32,bf16
+ci-report: $(TEST_READY)
+	@mkdir -p build/ci
+	@$(PY) -m kbench $(STATIC) --results build/ci > build/ci/static.txt || { status=$$?; cat build/ci/static.txt; exit $$status; }
+	@$(PY) -m kbench report results/baselines/static.jsonl.gz latest --results build/ci $(ARGS) || { status=$$?; \
+	  echo "make: if that is meant, write the baseline anew in the same change: make update-baseline" >&2; exit $$status; }
+
+update-baseline: $(TEST_READY)
+	@mkdir -p build/ci
+	@$(PY) -m kbench $(STATIC) --results results --save static > build/ci/static.txt || { status=$$?; cat build/ci/static.txt; exit $$status; }
+	@tail -n 1 build/ci/static.txt
 
 lint: $(TEST_READY)
 	$(PY) -m ruff check
@@ -86,7 +102,7 @@ clean:
 
 # With VENV= nothing is installed, so what is missing is said before Python says it in a traceback.
 RUN_MODULES := numpy ml_dtypes typer rich pandas
-TEST_MODULES := $(RUN_MODULES) pytest ruff mypy pandas-stubs
+TEST_MODULES := $(RUN_MODULES) pytest xdist ruff mypy pandas-stubs
 
 # Old enough for the Python that it complains about.
 define NEW_ENOUGH

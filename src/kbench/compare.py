@@ -50,13 +50,17 @@ class CompareBench(Bench):
         first, second = self._call({**request, "results": str(results)})
         return self._planned(sides[0], first), self._planned(sides[1], second)
 
-    def compare(self, sides: Sequence[PlannedSide], rule: Rule, again: str) -> Answer:
-        """Prove both, time them alternately, prove them again. again: the command that repeats it.
+    def compare(
+        self, sides: Sequence[PlannedSide], rule: Rule, again: str, second_folders: Sequence[str] = ()
+    ) -> Answer:
+        """Prove both, time them alternately, prove them again. again: the command that repeats it. second_folders: the
+        family folders of the second side, where they are not those of the bench.
 
         Raises KernelFault if the worker is lost: it cannot say which side was at fault.
         """
         jobs, files = [asdict(side.job) for side in sides], [side.side.file for side in sides]
         request = {"do": "compare", "jobs": jobs, "files": files, "rule": asdict(rule), "again": again}
+        request["second_folders"] = list(second_folders)
         try:
             answer = self._call(request)
         except WorkerLost as lost:

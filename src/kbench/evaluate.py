@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from kbench.builds import Builds
-from kbench.catalog import Catalog, describe_fault, kernel_folder, load_catalog
+from kbench.catalog import Catalog, kernel_folder, load_catalog
 from kbench.check.bound import Tolerance
 from kbench.check.buffers import Buffers
 from kbench.check.case import Case, CaseCache
@@ -22,26 +21,22 @@ from kbench.check.judge import Judges
 from kbench.check.memory import require_memory
 from kbench.check.prove import prove, recheck
 from kbench.check.verdict import Verdict
-from kbench.device.base import Device, KernelInfo, Prepared
+from kbench.device.base import Device, Prepared
 from kbench.device.host_memory import available_memory
 from kbench.device.open import open_device
 from kbench.device.worker import Channel, Message
 from kbench.errors import (
-    CannotRunError,
-    CompileError,
-    GpusMissing,
     KbenchError,
     KernelFault,
-    LaunchRefused,
-    LibraryMissing,
-    UsageError,
 )
-from kbench.family import Family, Launch, Problem, Step, Tensor, Version, checked_plan, checked_tensors, kernels_of
+from kbench.family import Family, Step, Version, kernels_of
 from kbench.jobs import Job
+from kbench.outcome import outcome_of
 from kbench.results.schema import Row
 from kbench.selection import Selection, volume
 from kbench.source import Source, load_source
-from kbench.work import steps_of, touched_bytes
+from kbench.subject import Subject, subject_of
+from kbench.work import kernel_rows, steps_of, touched_bytes
 
 if TYPE_CHECKING:
     from kbench.device.cuda.device import CudaDevice
@@ -174,28 +169,11 @@ class Evaluator:
         """Write what stopped a row into it."""
         row.measurement = None
         fault = _lost_context(error) or error
-        match fault:
-            case KernelFault():
-                row.status, row.reason = fault.row_status, str(fault)
-                row.details += fault.details()
-                self.lost = self.lost or fault.context_lost
-            case LaunchRefused():
-                row.status, row.reason = "unlaunchable", str(fault)
-            case CompileError():
-                row.status, row.reason, row.details = "invalid", str(fault), fault.log.splitlines()
-            case LibraryMissing():
-                row.status, row.reason = "skipped", str(fault)
-            case GpusMissing() if purpose == "check":  # a family's check shapes are for machines of any size
-                row.status, row.reason = "skipped", str(fault)
-            case CannotRunError():
-                row.status, row.reason = "unable", str(fault)
-            case MemoryError():
-                row.status, row.reason = "unable", "not enough main memory for the reference; try smaller sizes"
-            case KbenchError():
-                row.status, row.reason = "invalid", str(fault)
-            case _:
-                row.status, row.reason = "internal", f"internal error: {type(error).__name__}: {error}"
-                row.details = traceback.format_exception(error)
+        row.status, row.reason, details = outcome_of(fault, purpose)
+        if isinstance(fault, KernelFault):
+            self.lost = self.lost or fault.context_lost
+            details = row.details + details
+        row.details = details or row.details
 
     def _ready(self, family: Family, version: Version, job: Job, row: Row) -> Ready | None:
         """All that comes before the first launch; None, and the row says why, where there will be none."""
@@ -221,7 +199,7 @@ class Evaluator:
                 wait(futures)
             first, second = (future.result() for future in futures)
             prepared = self.device.prepare(subject.plan, module, subject.tensors)
-            row.kernels = _kernel_rows(subject.plan, prepared.infos)
+            row.kernels = kernel_rows(subject.plan, prepared.infos)
             row.details = list(prepared.notes)
             row.code = self._code(subject.plan, module)
         return Ready(subject, module, prepared, (first, second))
@@ -289,25 +267,8 @@ class Evaluator:
 
     def _subject(self, job: Job) -> Subject:
         """The problem, its refusal or its plan and tensors. Raises KbenchError for a fault of the family file."""
-        family, version = self.catalog[job.family], self.catalog.version(job.family, job.version)
-        problem = Problem(job.sizes, job.dtype)
-        path = Path(family.sources[version.number]).with_suffix(".py")
         with self.channel.limit(_PLAN_SECONDS, f"the plan of {job.family} version {job.version}"):
-            try:
-                refusal = family.refusal(version, problem, job.block, job.params)
-                if refusal:
-                    return Subject(problem, refusal)
-                plan = checked_plan(version.plan(problem, job.block, self.device.props, **job.params))
-                tensors = checked_tensors(family.tensors(problem))
-                if version.scratch is not None:
-                    own = version.scratch(problem, job.block, self.device.props, **job.params)
-                    tensors = (*tensors, *checked_tensors(own))
-                traffic = float(family.least_traffic(problem))
-                flops = float(family.flops(problem)) if family.flops is not None else None
-            except Exception as error:
-                what = f"the plan of {job.family} version {job.version} fails: {describe_fault(error, path)}"
-                raise UsageError(what) from error
-        return Subject(problem, "", plan, tensors, traffic, flops)
+            return subject_of(self.catalog, job, self.device.props)
 
     def _source(self, family: Family, number: int) -> Source:
         return load_source(Path(family.sources[number]), (kernel_folder(),))
@@ -351,18 +312,6 @@ def case_cache_bytes() -> int:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What a job is about, once the family file has been asked. traffic: bytes that any version has to move."""
-
-    problem: Problem
-    refusal: str
-    plan: tuple[Step, ...] = ()
-    tensors: tuple[Tensor, ...] = ()
-    traffic: float | None = None
-    flops: float | None = None
-
-
-@dataclass(frozen=True)
 class Ready:
     """A job that can be launched. module: as `Device.build` returned it. cases: of its two proofs."""
 
@@ -370,28 +319,6 @@ class Ready:
     module: Any
     prepared: Prepared
     cases: tuple[Case, Case]
-
-
-def _kernel_rows(plan: Sequence[Step], infos: Sequence[KernelInfo]) -> list[dict[str, Any]]:
-    by_name = {info.name: info for info in infos}
-    rows = []
-    for step in plan:
-        if isinstance(step, Launch):
-            info = by_name[step.kernel]
-            rows.append(
-                {
-                    "name": step.kernel,
-                    "grid": list(step.grid),
-                    "block": list(step.block),
-                    "shared": step.shared,
-                    "registers": info.registers,
-                    "static_shared": info.static_shared,
-                    "local_bytes": info.local_bytes,
-                    "spill_bytes": info.spill_bytes,
-                    "max_threads": info.max_threads,
-                }  # fmt: skip
-            )
-    return rows
 
 
 def _lost_context(error: BaseException) -> KernelFault | None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from kbench.catalog import kernel_folder
+from kbench.catalog import Catalog, kernel_folder, load_catalog
 from kbench.check.buffers import Buffers
 from kbench.check.prove import prove, recheck
 from kbench.device.worker import Channel, Message
@@ -43,6 +43,7 @@ class _Subject:
     family: Family
     version: Version
     row: Row
+    catalog: Catalog
     file: str = ""
     ready: Ready | None = None
 
@@ -67,7 +68,10 @@ class PairEvaluator(Evaluator):
                 from kbench.measure.ab_statistics import Rule
 
                 jobs, files = [Job(**job) for job in request["jobs"]], request["files"]
-                return self.compare(jobs, files, Rule(**request["rule"]), request["again"])
+                rule, again = Rule(**request["rule"]), request["again"]
+                with self.channel.limit(_LOOKUP_SECONDS, "loading the family files"):
+                    catalogs = [self.catalog, self._catalog_of(request.get("second_folders", ()))]
+                return self.compare(jobs, files, rule, again, catalogs)
         return super().handle(request)
 
     # ------------------------------------------------------------------------------------------ what is asked
@@ -86,19 +90,25 @@ class PairEvaluator(Evaluator):
         if side.block is not None:
             return {"job": asdict(replace(job, block=side.block)), "why": "as given"}
         row = kept_row(best, self._new_row(job))
-        if row is not None and row.source == self.catalog.fingerprint(job.family, job.version):
+        # Of other parameters, the best block size may be another one.
+        source = self.catalog.fingerprint(job.family, job.version)
+        if row is not None and (row.params, row.source) == (job.params, source):
             return {"job": asdict(replace(job, block=row.block)), "why": f"the best in {results / 'best.json'}"}
         only = self.catalog.version(job.family, job.version).fixed is not None
         return {"job": asdict(job), "why": "the only one" if only else "the usual one"}
 
     # ------------------------------------------------------------------------------------------ both sides
 
-    def compare(self, jobs: Sequence[Job], files: Sequence[str], rule: Rule, again: str) -> dict[str, Any]:
+    def compare(
+        self, jobs: Sequence[Job], files: Sequence[str], rule: Rule, again: str, catalogs: Sequence[Catalog] = ()
+    ) -> dict[str, Any]:
         """Rows of both sides, and what timing them showed: None on a device without times, and where a side failed.
 
-        files: a `.cu` for each side, "" for the family's own. again: the command that repeats the comparison.
+        files: a `.cu` for each side, "" for the family's own. again: the command that repeats the comparison. catalogs:
+        where each side's family comes from; both from the evaluator's own if left out.
         """
-        sides = [self._subject_of(job, file, again) for job, file in zip(jobs, files, strict=True)]
+        catalogs = catalogs or [self.catalog] * len(jobs)
+        sides = [self._subject_of(*side, again) for side in zip(jobs, files, catalogs, strict=True)]
         for side in sides:
             with self._blamed(side):
                 side.ready = self._compiled(side)
@@ -111,11 +121,24 @@ class PairEvaluator(Evaluator):
         rows = [side.row.to_dict() for side in sides]
         return {"rows": rows, "comparison": found if passed else None, "lost": self.lost}
 
-    def _subject_of(self, job: Job, file: str, again: str) -> _Subject:
-        row = self._new_row(job)
-        if file:
-            row.reproduce = again  # no command runs a file by itself
-        return _Subject(job, self.catalog[job.family], self.catalog.version(job.family, job.version), row, file)
+    def _subject_of(self, job: Job, file: str, catalog: Catalog, again: str) -> _Subject:
+        with self._from(catalog):
+            row = self._new_row(job)
+            if file:
+                row.reproduce = again  # no command runs a file by itself
+            return _Subject(job, catalog[job.family], catalog.version(job.family, job.version), row, catalog, file)
+
+    def _catalog_of(self, folders: Sequence[str]) -> Catalog:
+        return load_catalog([Path(folder) for folder in folders]) if folders else self.catalog
+
+    @contextmanager
+    def _from(self, catalog: Catalog) -> Iterator[None]:
+        """Families come from this catalogue for a while."""
+        own, self.catalog = self.catalog, catalog
+        try:
+            yield
+        finally:
+            self.catalog = own
 
     @contextmanager
     def _blamed(self, side: _Subject) -> Iterator[None]:
@@ -128,7 +151,8 @@ class PairEvaluator(Evaluator):
     def _compiled(self, side: _Subject) -> Ready | None:
         self._file = side.file
         try:
-            ready = self._ready(side.family, side.version, side.job, side.row)
+            with self._from(side.catalog):
+                ready = self._ready(side.family, side.version, side.job, side.row)
             if side.file:
                 source = self._source(side.family, side.version.number)
                 side.row.source = f"{source.digest}+{side.row.source}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kbench.params import place_text
@@ -12,7 +12,8 @@ from kbench.params import place_text
 @dataclass(frozen=True)
 class Job:
     """One row to be. purpose: "check" proves, on patterned inputs too; "prove" proves; "time" proves, and times where
-    the device is a GPU. source: `kbench.source.fingerprint` of the version's files, "" where they cannot be read."""
+    the device is a GPU. source: `kbench.source.fingerprint` of the version's files, "" where they cannot be read.
+    arch: what to compile for where nothing is run, "sm_90"; "" for what the device is."""
 
     family: str
     version: int
@@ -23,6 +24,7 @@ class Job:
     purpose: str = "time"
     params: dict[str, int] = field(default_factory=dict)
     source: str = ""
+    arch: str = ""
 
     @property
     def place(self) -> str:
@@ -32,20 +34,26 @@ class Job:
     def command(self, seed: int, device: str, family_dirs: Sequence[str], options: Sequence[str] = ()) -> str:
         """The command line that repeats this job on the same inputs. options: further words, such as --rtol."""
         check = self.purpose == "check"
-        words = ["kbench", "check" if check else "run", self.family, "--version", str(self.version)]
+        words = [*self._words("check" if check else "run", "--block-sizes" if check else "--block-size")]
+        words += ["--seed", str(seed), "--device", device]
+        return _line(words, family_dirs, options)
+
+    def inspecting(self, family_dirs: Sequence[str], options: Sequence[str]) -> str:
+        """The command line that shows what is known of this job without running it on a GPU. options: such as
+        --counts."""
+        return _line([*self._words("inspect", "--block-sizes")], family_dirs, options)
+
+    def _words(self, command: str, block: str) -> Iterator[str]:
+        """A command and what tells this job from others. block: the option's name there."""
+        yield from ("kbench", command, self.family, "--version", str(self.version))
         for name, size in self.sizes.items():
-            words += ["--size", f"{name}={size}"]
-        words += [
-            "--block-sizes" if check else "--block-size",
-            str(self.block),
-            *(word for name, value in self.params.items() for word in ("--param", f"{name}={value}")),
-            "--dtype",
-            self.dtype,
-            "--seed",
-            str(seed),
-            "--device",
-            device,
-        ]
-        for folder in family_dirs:
-            words += ["--family-dir", folder]
-        return shlex.join([*words, *options])
+            yield from ("--size", f"{name}={size}")
+        yield from (block, str(self.block))
+        for name, value in self.params.items():
+            yield from ("--param", f"{name}={value}")
+        yield from ("--dtype", self.dtype)
+
+
+def _line(words: Sequence[str], family_dirs: Sequence[str], options: Sequence[str]) -> str:
+    folders = [word for folder in family_dirs for word in ("--family-dir", folder)]
+    return shlex.join([*words, *folders, *options])

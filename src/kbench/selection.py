@@ -15,6 +15,7 @@ from kbench.family import Family, Problem, Version
 from kbench.grammar import Target, parse_dtype, parse_dtypes
 from kbench.jobs import Job
 from kbench.params import combinations, one_at_a_time, require_declared
+from kbench.typed import misfit
 
 # 256 threads fill every GPU's multiprocessors, and are the block size that most kernels are written for.
 _USUAL_BLOCK = 256
@@ -25,7 +26,8 @@ class Selection:
     """What a command asks for. targets: none at all means every family. mode: "run", "check" or "sweep".
     block_sizes, preset, dtype: None where the user left it open. dtype: as typed; of check and sweep also several,
     "fp32,bf16", or "all" that a family has. params: values of versions' parameters by name. whole: a parameter that is
-    left open takes all of its values, not the default alone."""
+    left open takes all of its values, not the default alone. usual: of block sizes that are left open, one a version as
+    `run` does, not all."""
 
     targets: Sequence[Target]
     mode: str
@@ -35,10 +37,13 @@ class Selection:
     dtype: str | None = None
     params: Mapping[str, Sequence[int]] = field(default_factory=dict)
     whole: bool = False
+    usual: bool = False
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Selection:
-        """The reverse of dataclasses.asdict, after a trip through JSON."""
+        """The reverse of dataclasses.asdict, after a trip through JSON. Raises KeyError or TypeError for another."""
+        if wrong := misfit(cls, data):
+            raise TypeError(wrong)
         return cls(**{**data, "targets": [Target(**target) for target in data["targets"]]})
 
     def jobs(self, catalog: Catalog, device_kind: str) -> Iterator[Job]:
@@ -149,7 +154,7 @@ class Selection:
             return [version.fixed]
         if self.block_sizes is not None:
             return self.block_sizes
-        if self.mode == "run":
+        if self.mode == "run" or self.usual:
             return [min(version.blocks, key=lambda block: abs(math.log2(block / _USUAL_BLOCK)))]
         return [block for block in version.blocks if shape.block_sizes is None or block in shape.block_sizes]
 

@@ -25,7 +25,7 @@ SLOW_MS = 100.0
 class Options:
     """What every command that runs kernels takes. device: auto, cuda or emulator. time_limit: seconds a launch.
     full: time slow versions at every block size. workers: CPU threads of the emulator. mode: how times are taken, see
-    `kbench.measure.timer`."""
+    `kbench.measure.timer`; or of `kbench.results.schema.UNPROVEN`. archs: what is compiled for where nothing is run."""
 
     device: str = "auto"
     family_dirs: tuple[Path, ...] = ()
@@ -37,6 +37,7 @@ class Options:
     full: bool = False
     workers: int | None = None
     mode: str = "cold"
+    archs: tuple[str, ...] = ()
 
 
 class Bench:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from kbench.family import ITEM_SIZES, Copy, Fill, Launch, Step, Tensor, tensors_of
+
+if TYPE_CHECKING:  # it brings numpy, and every command loads this file
+    from kbench.device.base import KernelInfo
 
 # Steps that a library computes: a version's own idea is not in them.
 LIBRARY_STEPS = ("Gemm", "Sdpa", "SdpaBackward", "AllReduce")
@@ -14,6 +18,29 @@ LIBRARY_STEPS = ("Gemm", "Sdpa", "SdpaBackward", "AllReduce")
 def steps_of(plan: Sequence[Step]) -> dict[str, int]:
     """How many steps of each kind a plan has: {"Launch": 2, "Fill": 1}."""
     return dict(Counter(type(step).__name__ for step in plan))
+
+
+def kernel_rows(plan: Sequence[Step], infos: Iterable[KernelInfo]) -> list[dict[str, Any]]:
+    """The launches of a plan as rows have them: how each is launched, and what its kernel takes as compiled."""
+    by_name = {info.name: info for info in infos}
+    rows = []
+    for step in plan:
+        if isinstance(step, Launch):
+            info = by_name[step.kernel]
+            rows.append(
+                {
+                    "name": step.kernel,
+                    "grid": list(step.grid),
+                    "block": list(step.block),
+                    "shared": step.shared,
+                    "registers": info.registers,
+                    "static_shared": info.static_shared,
+                    "local_bytes": info.local_bytes,
+                    "spill_bytes": info.spill_bytes,
+                    "max_threads": info.max_threads,
+                }  # fmt: skip
+            )
+    return rows
 
 
 def touched_bytes(plan: Sequence[Step], tensors: Sequence[Tensor]) -> float:

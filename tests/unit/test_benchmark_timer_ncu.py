@@ -53,7 +53,7 @@ class Bench:
 
     def rows(self, jobs: list[Job]) -> Iterator[Row]:
         for job in jobs:
-            facts = {k: v for k, v in asdict(job).items() if k not in ("purpose", "idea")}
+            facts = {k: v for k, v in asdict(job).items() if k not in ("purpose", "idea", "arch")}
             yield make_row(**facts, **({"status": "fail"} if job.family == "wrong" else {"median_ms": 0.010}))
 
 

@@ -79,6 +79,7 @@ def test_run_asks_the_bench_for_what_was_typed(kbench: Runner) -> None:
         "dtype": "tf32",
         "params": {},
         "whole": False,
+        "usual": False,
     }
 
 

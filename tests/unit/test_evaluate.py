@@ -18,6 +18,7 @@ from kbench.check import judge, memory
 from kbench.device.base import KernelInfo
 from kbench.errors import CompileError
 from kbench.evaluate import Evaluator
+from kbench.family import Problem
 from kbench.jobs import Job
 
 
@@ -98,7 +99,7 @@ class Rows:
     def held(self, name="one"):
         """Bytes of fake GPU memory that the cases of a family's problem hold."""
         family = self.families[name]
-        problem = evaluate.Problem({"N": COUNT}, "fp32")
+        problem = Problem({"N": COUNT}, "fp32")
         cases = [self.evaluator.cases.made(family, problem, *draw) for draw in ((1, False), (2, True))]
         return sum(case.uploaded for case in cases if case is not None)
 
@@ -158,7 +159,7 @@ def test_later_rows_need_only_what_is_not_there(rows, monkeypatch):
     """Of a problem that the GPU judges: the decision stands, and neither answers nor inputs are asked for twice."""
     monkeypatch.setattr(judge, "_NUMPY_ELEMENTS", 1)
     monkeypatch.setattr(judge, "disagreement", lambda *anything: "")
-    tensors = rows.families["one"].tensors(evaluate.Problem({"N": COUNT}, "fp32"))
+    tensors = rows.families["one"].tensors(Problem({"N": COUNT}, "fp32"))
     needed = judge.memory_needed(tensors, judge_on_gpu=True)
     rows.card.free_bytes = needed.device
     monkeypatch.setattr(memory, "available_memory", lambda: needed.host)  # numpy would need more

@@ -12,7 +12,24 @@ from typing import Annotated, Any
 import typer
 
 from kbench import __version__
-from kbench.cli import ceilings, check, compare, data, doctor, export, inspect, plot, profile, report, run, sweep, train
+from kbench.cli import (
+    bisect,
+    ceilings,
+    check,
+    compare,
+    data,
+    doctor,
+    export,
+    history,
+    inspect,
+    plot,
+    profile,
+    report,
+    results,
+    run,
+    sweep,
+    train,
+)
 from kbench.cli import list as listing
 from kbench.cli.output import is_unwritable, one_line, report_error, report_unwritable, silence, start, state, write
 from kbench.cli.screen import document_error
@@ -21,7 +38,7 @@ from kbench.errors import Exit, KbenchError, worst
 _EXIT_STATUSES = """\b
 Exit statuses:
    0  fine (refused rows beside others are fine)
-   1  a regression
+   1  a regression: slower, said report, or compare --fail-if-slower
    2  wrong usage, or input that cannot be read
    3  a wrong result
    4  nothing was checked or compared
@@ -164,6 +181,22 @@ def _add_data(application: typer.Typer) -> None:
     )
 
 
+def _add_results(application: typer.Typer) -> None:
+    group = typer.Typer()
+    _add(group, "list", results.list_, results.LIST_EXAMPLES, "List the runs, newest first.")
+    _add(group, "show", results.show, results.SHOW_EXAMPLES, "Show a run as its sweep did.")
+    _add(group, "export", results.export, results.EXPORT_EXAMPLES, "Write a run for other programs.")
+    _add(group, "merge", results.merge, results.MERGE_EXAMPLES, "Put several runs into one file.")
+    _add(group, "prune", results.prune, results.PRUNE_EXAMPLES, "Remove old runs.")
+    application.add_typer(
+        group,
+        name="results",
+        help=results.HELP,
+        short_help="List, show, export, merge and remove runs.",
+        epilog=_examples(results.EXAMPLES),
+    )
+
+
 def _abortable(command: Callable[..., int]) -> Callable[..., int]:
     """A command whose Ctrl-C we hear of: the option parser would turn it into a mere status."""
 
@@ -194,6 +227,9 @@ def _build() -> typer.Typer:
     _add(application, "compare", compare.compare, compare.EXAMPLES, "Time two versions alternately: which is faster?")
     _add(application, "report", report.report, report.EXAMPLES, "What became slower, or wrong, since a baseline.")
     _add(application, "plot", plot.plot, plot.EXAMPLES, "Draw a run: one HTML page of pictures.")
+    _add_results(application)
+    _add(application, "history", history.history, history.EXAMPLES, "Show a family over all runs: what changed, when.")
+    _add(application, "bisect", bisect.bisect, bisect.EXAMPLES, "Find the commit that made a version slower.")
     _add(application, "inspect", inspect.inspect, inspect.EXAMPLES, "Show what kernels use and how many fit; no GPU.")
     _add(application, "ceilings", ceilings.ceilings, ceilings.EXAMPLES, "Measure what the GPU does at most.")
     _add(application, "profile", profile.profile, profile.EXAMPLES, "Count what a version does, with Nsight Compute.")

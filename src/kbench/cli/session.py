@@ -13,7 +13,7 @@ from kbench.cli.screen import Screen
 from kbench.errors import Exit, KbenchError, worst
 from kbench.jobs import Job
 from kbench.results.rounds import merge
-from kbench.results.schema import Row
+from kbench.results.schema import COUNTS, STATIC, Row
 from kbench.selection import Selection
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 # A sweep over many small tables must not say the same of each.
 NO_TIMES = "no times: the emulator is not a GPU"
+_UNPROVEN = {
+    STATIC: "compiled, not run: nothing here is proven or timed",
+    COUNTS: "counted, not judged: nothing here is proven or timed",
+}
+_DONE = {STATIC: ("compiled", "compile"), COUNTS: ("counted", "count")}
 
 
 class Recorder(Protocol):
@@ -58,6 +63,11 @@ class Session:
         return self.device_kind == "cuda"
 
     @property
+    def unproven(self) -> str:
+        """What the rows are worth where nothing was checked by intent; "" where they were."""
+        return _UNPROVEN.get(self.device_kind, "")
+
+    @property
     def exit_status(self) -> Exit:
         """Of all rows: NOTHING where none was proven and none went wrong; INTERRUPTED after Ctrl-C."""
         if isinstance(self.stopped, KeyboardInterrupt):
@@ -90,7 +100,8 @@ class Session:
         elif self.stopped is not None:
             report_error(self.stopped, debug)
         elif self.exit_status == Exit.NOTHING:
-            screen.note("nothing was checked: every row was refused or skipped" if self.rows else "nothing to check")
+            done, do = _DONE.get(self.device_kind, ("checked", "check"))
+            screen.note(f"nothing was {done}: every row was refused or skipped" if self.rows else f"nothing to {do}")
         return int(self.exit_status)
 
     def document(self, **more: Any) -> dict[str, Any]:
@@ -133,20 +144,21 @@ def run_rows(
     search: Search | None = None,
     earlier: Callable[[Session, Sequence[Job]], Mapping[int, Row]] | None = None,
     rounds: int = 1,
+    makes: Callable[[Options, Callable[[str], None]], Bench] | None = None,
 ) -> Session:
     """Run what is selected, row by row, under a progress bar.
 
     record: opens what takes the rows, once the device is known and the selection is found valid. search: chooses which
     of them are run; None runs all. earlier: the rows that are there already, by their places, and the device's record
     as it was then; not of a search. rounds: how often rows are timed; a row's place is its round times the number of
-    jobs, and the position of its job; not of a search.
+    jobs, and the position of its job; not of a search. makes: opens what makes the rows, if nothing is to be checked.
     Raises UsageError or CannotRunError if there is not even a first row; later ones end the session early.
     """
     from kbench.sweep import Bench
 
     session = Session(replaced=_replaced(options))
     # The bench closes inside: it has to see a Ctrl-C, so as not to wait for a worker that is still busy.
-    with session._stopping(), Bench(options, screen.note) as bench:
+    with session._stopping(), (makes or Bench)(options, screen.note) as bench:
         jobs = bench.jobs(selection)
         planned = search.planned(jobs) if search is not None else jobs
         session.device, session.device_kind = dict(bench.device), bench.device_kind

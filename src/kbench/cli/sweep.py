@@ -13,13 +13,14 @@ import typer
 
 from kbench import __version__
 from kbench.cli import options as o
-from kbench.cli.plot import HtmlOption, require_page
+from kbench.cli.plot import HtmlOption, require_page, require_page_writable
 from kbench.cli.resume import require_no_others, resumption
 from kbench.cli.screen import Screen
 from kbench.cli.search import MaxRowsOption, StrategyOption, chosen_search, show_searched
 from kbench.cli.session import NO_TIMES, Session, run_rows
 from kbench.cli.summary import show_summary
 from kbench.cli.sweep_shown import Layout, Shown
+from kbench.cli.sweep_unproven import ALL, ArchOption, CountsOption, StaticOption, unproven
 from kbench.errors import Exit, UsageError
 from kbench.grammar import parse_block_sizes, parse_params, parse_sizes, parse_targets
 from kbench.plot.page import write_page
@@ -39,6 +40,7 @@ EXAMPLES = (
     "kbench sweep attention_backward:8 --size T=32,64 --block-sizes 32..128:32",
     "kbench sweep residual_forward --param PACKETS=1,2,4 --preset small",
     "kbench sweep gelu_forward --dtype fp32,bf16 --sort time --top 5",
+    "kbench sweep softmax_forward --static --arch sm_90,sm_100",
 )
 MOST_ROWS = 1_000_000
 MOST_ROUNDS = 100
@@ -127,6 +129,9 @@ def sweep(
     html: HtmlOption = None,
     rounds: RoundsOption = None,
     save: SaveOption = None,
+    static: StaticOption = False,
+    arch: ArchOption = None,
+    counts: CountsOption = False,
     workers: o.WorkersOption = None,
     resume: ResumeOption = False,
     results: o.ResultsOption = Path("results"),
@@ -149,6 +154,9 @@ def sweep(
     --rounds measures the rows that are timed again, once all of them are through: what differs between two moments,
     and not between two launches, is then known to `kbench report`. Tables show all rounds together.
 
+    --static compiles each version, at one block size unless --block-sizes says which, or all; --counts runs it once on
+    the emulator. Nothing is proven or timed then: such rows are for `kbench report` to hold against others.
+
     On a GPU, what the card copies and multiplies at most (its ceilings) is measured first, and kept. A sweep over
     several families ends with a summary: the best version of each problem, and how near it is to those ceilings.
     """
@@ -159,9 +167,10 @@ def sweep(
     # All before any work: an hour of measuring must not end in "cannot write".
     if html is not None:
         require_page(html, "--html")
-        require_writable(html.parent)
+        require_page_writable(html, "--html")
     if save is not None:
         require_name(save)
+    instead = unproven(context, static, counts, arch)
     if resume:
         require_no_others(context)
         again = resumption(results, targets or [], screen)
@@ -176,15 +185,19 @@ def sweep(
     selection = Selection(
         parse_targets(o.family_names(targets, version, family_dir), version),
         "sweep",
-        block_sizes=parse_block_sizes(block_sizes) if block_sizes is not None else None,
+        block_sizes=parse_block_sizes(block_sizes) if block_sizes not in (None, ALL) else None,
         sizes=parse_sizes(size or []),
         params=parse_params(param or []),
         whole=strategy is not None,
+        usual=instead is not None and block_sizes is None,
         preset=preset,
         dtype=dtype,
     )
     search = chosen_search(strategy, max_rows)
-    times = _times(rounds, save, search is not None, rtol is not None or atol is not None)
+    if search is not None and (rtol is not None or atol is not None):
+        what = "--strategy looks for the winner, and no row judged by --rtol or --atol can be one"
+        raise UsageError(what, "leave one of them out")
+    times = 1 if instead else _times(rounds, save, search is not None, rtol is not None or atol is not None)
     options = o.bench_options(
         device=device,
         family_dir=family_dir,
@@ -198,6 +211,8 @@ def sweep(
         hot=hot,
         graph=graph,
     )
+    if instead is not None:
+        options = instead.options(options)
     require_writable(results, FOLDERS)
     load_best(results)
     writers: list[RunWriter] = []
@@ -222,7 +237,9 @@ def sweep(
         writers.append(writer)
         return writer
 
-    session = run_rows(options, selection, screen, record, search, rounds=times)
+    session = run_rows(
+        options, selection, screen, record, search, rounds=times, makes=instead.bench if instead else None
+    )  # fmt: skip
     return _finish(session, writers[0], layout, screen, html, save, debug)
 
 
@@ -251,10 +268,10 @@ def _finish(
     if save is not None:
         _save(session, writer, save, screen)
     if html is not None:
-        write_page(html, read_run(writer.path))
+        write_page(html, read_run(writer.path), "--html")
         screen.say(f"page:    {html}")
-    # A search chooses by what it has seen: there is no rest of it to run.
-    more = "" if session.searched else " (`kbench sweep --resume` goes on)"
+    # A search chooses by what it has seen: there is no rest of it to run. What only compiles is quickly done again.
+    more = "" if session.searched or session.unproven else " (`kbench sweep --resume` goes on)"
     return session.finish(screen, debug, kept=f"{writer.path}{more}")
 
 
@@ -265,7 +282,7 @@ def _save(session: Session, writer: RunWriter, name: str, screen: Screen) -> Non
         return
     path = save_baseline(writer.folder, name, writer.path)
     screen.say(f"saved:   {path}")
-    if not session.timed:
+    if not session.timed and not session.unproven:
         screen.note(f"{path} holds verdicts and no times: the emulator is not a GPU")
     bad = Counter(row.status for row in session.rows if row.exit_status != Exit.OK)
     if bad:
@@ -293,7 +310,8 @@ def _report(session: Session, writer: RunWriter, layout: Layout, screen: Screen)
         for group in by_problem(rows):
             Shown(session, group, layout).show(screen)
     if not session.timed:
-        screen.say(f"{NO_TIMES}, so there is no winner\n")
+        screen.prose(session.unproven or f"{NO_TIMES}, so there is no winner")
+        screen.say()
     show_searched(session.searched, screen)
     write_tables(writer.folder, writer.id, session.rows, card)
     if summary:

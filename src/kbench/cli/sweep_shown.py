@@ -11,11 +11,12 @@ from kbench.cli.failures import show_reasons
 from kbench.cli.screen import Screen
 from kbench.cli.session import Session, describe
 from kbench.cli.table import Column, stacks, width
+from kbench.inspect.architectures import architecture_of
 from kbench.results.best import contest, median, winners
-from kbench.results.columns import BY_NAME, Fact, Order, parse_order, present
+from kbench.results.columns import BY_NAME, Fact, Order, is_all, parse_order, present
 from kbench.results.conditions import mode_text
 from kbench.results.facts import Card, Facts, facts_of
-from kbench.results.schema import Row
+from kbench.results.schema import COUNTS, STATIC, UNPROVEN, Row
 from kbench.results.tables import interval, mark, milliseconds
 from kbench.results.why import tied_rows, why
 
@@ -25,7 +26,17 @@ TIMED = (
     "version", "block", "params", "check", "time", "interval", "bound", "ceiling", "occupancy", "gbs", "registers",
     "waves", "tail", "tflops", "limiter", "launches", "spills", "dynamic", "same",
 )  # fmt: skip
-UNTIMED = ("version", "block", "params", "check", "bound", "same", "launches", "grid", "dynamic", "touched")
+# What a GPU's occupancy follows from, such as shared memory, says little where nothing is timed.
+UNTIMED = ("version", "block", "params", "check", "bound", "same", "launches", "touched")
+COMPILED = (
+    "version", "block", "params", "check", "registers", "spills", "occupancy", "limiter", "local", "static", "dynamic",
+    "instructions", "waves", "launches", "grid",
+)  # fmt: skip
+MAY_BE_NONE = ("local", "static", "dynamic")
+COUNTED = (
+    "version", "block", "params", "check", "sectors", "used", "asked", "wavefronts", "conflicts", "barriers", "atomics",
+)  # fmt: skip
+USUAL = {"cuda": TIMED, STATIC: COMPILED, COUNTS: COUNTED}  # by the kind of a session's device; else UNTIMED
 ALWAYS = ("version", "block", "params", "check", "time")
 KEYS = ("version", "block", "params")  # what tells rows apart: repeated where a table is broken into several
 
@@ -83,16 +94,30 @@ class Shown:
     def _heading(self, screen: Screen) -> None:
         first = self.rows[0]
         mode = f", {mode_text(first)}" if self.session.timed else ""
-        screen.prose(f"{first.family}: {first.problem}, {first.dtype}{mode}, seed {self.session.seed}", rest="  ")
-        screen.prose(f"on {describe(self.session.device)}", rest="  ")
+        seed = "" if first.cache_mode in UNPROVEN else f", seed {self.session.seed}"
+        screen.prose(f"{first.family}: {first.problem}, {first.dtype}{mode}{seed}", rest="  ")
+        screen.prose(self._where(first), rest="  ")
         if kept := sum(map(self.session.is_kept, self.rows)):
             screen.prose(f"{kept} of {len(self.rows)} rows kept from before", rest="  ")
         self.session.say_replaced(screen)
         screen.say()
 
+    def _where(self, row: Row) -> str:
+        device = self.session.device
+        if row.cache_mode == STATIC:
+            card = architecture_of(row.device)
+            compiler = device.get("compiler", "an unknown compiler")
+            plans = f"plans and waves as on {card.card}: {card.multiprocessors} multiprocessors"
+            return f"compiled for {row.device} by {compiler}, not run; {plans}"
+        if row.cache_mode == COUNTS:
+            return f"counted on {describe(device)}; another compiler may merge other accesses"
+        return f"on {describe(device)}"
+
     def _table(self, pairs: Sequence[tuple[Row, Facts]], screen: Screen) -> None:
         chosen = self.layout.columns
         facts = list(chosen) if chosen is not None else self._usual(pairs)
+        if is_all(facts):
+            facts = present(facts, pairs)
         if not any(row.params for row in self.rows):
             facts = [fact for fact in facts if fact.name != "params"]
         columns = [Column(""), *(self._column(fact, chosen is None) for fact in facts)]
@@ -112,15 +137,22 @@ class Shown:
                 screen.say()
             screen.table([columns[i] for i in part], [[line[i] for i in part] for line in cells])
 
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return USUAL.get(self.session.device_kind, UNTIMED)
+
     def _usual(self, pairs: Sequence[tuple[Row, Facts]]) -> list[Fact]:
-        names = TIMED if self.session.timed else UNTIMED
+        names = self._names
         there = {fact.name for fact in present([BY_NAME[name] for name in names], pairs)}
+        if names is COMPILED:  # what no version has takes the place of what all have
+            there -= {name for name in MAY_BE_NONE if not any(BY_NAME[name].value(*pair) for pair in pairs)}
         # An empty column of times says that there are none; other empty columns say nothing.
-        wanted = there | {"version", "block", "check", "bound"} | ({"time"} if self.session.timed else set())
+        known = {"cuda": {"bound", "time"}, STATIC: {"registers"}, COUNTS: {"sectors"}}
+        wanted = there | {"version", "block", "check"} | known.get(self.session.device_kind, {"bound"})
         return [fact for fact in BY_NAME.values() if fact.name in wanted]
 
     def _column(self, fact: Fact, may_drop: bool) -> Column:
-        names = TIMED if self.session.timed else UNTIMED
+        names = self._names
         drop = len(names) + 1 - names.index(fact.name) if may_drop and fact.name not in ALWAYS else 0
         title = self.session.bound if fact.name == "bound" else fact.title
         return Column(title, fact.align, fact.name == "idea", fact.short, drop)
@@ -128,9 +160,9 @@ class Shown:
     def _left_out(self, pairs: Sequence[tuple[Row, Facts]], screen: Screen) -> None:
         if not pairs:
             return
-        counts = ", ".join(f"{n} {status}" for status, n in Counter(row.status for row, _ in pairs).items())
+        counts = ", ".join(f"{n} {outcome}" for outcome, n in Counter(row.outcome for row, _ in pairs).items())
         order = self.layout.sorted(self.session.timed)
-        by = f" by {order}" if order else ""
+        by = f" by {order}" if order and order.sorts(self.pairs) else ""
         shown = len(self.rows) - len(pairs)
         screen.prose(f"the first {shown} of {len(self.rows)} rows{by}; not shown: {counts}", rest="  ")
 

@@ -63,7 +63,7 @@ class Inspection:
     arch: as compiled for, "sm_90a". compiler: which and its version, "" where there was nothing to compile. kernels: by
     kernel in the order of the plan, then by block size. mixes: name expression to the counts of its PTX. others: the
     plan's other steps, "Gemm" to how many. refused: block size to why. params: what the version declares, as compiled.
-    machine_code: None without nvdisasm.
+    machine_code: None without nvdisasm. cubin: what the kernels were compiled to, None where there was nothing to.
     """
 
     family: str
@@ -79,6 +79,7 @@ class Inspection:
     ptx: str
     params: dict[str, int] = field(default_factory=dict)
     machine_code: MachineCode | None = None
+    cubin: Cubin | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -128,6 +129,7 @@ def examine(
     kernels = sorted({kernel for plan in plans.values() for kernel in kernels_of(plan)})
     infos: dict[str, KernelInfo] = {}
     ptx, compiler, machine_code = Ptx("", {}), "", None
+    cubin: Cubin | None = None
     if kernels:
         source = load_source(Path(family.sources[number]), (kernel_folder(),))
         # NVRTC lets go of the interpreter: the front end runs twice, but beside itself.
@@ -156,6 +158,7 @@ def examine(
         ptx.text,
         chosen,
         machine_code,
+        cubin,
     )
 
 

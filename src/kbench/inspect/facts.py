@@ -36,14 +36,15 @@ def static_facts(
     found = _examined(catalog, name, number, problem, block, arch, params)
     if found.refused:
         raise UsageError(f"{name} version {number} refuses this: {found.refused[block]}")
+    return {"arch": found.arch, "compiler": found.compiler, "kernels": kernel_facts(found)}
+
+
+def kernel_facts(found: Inspection) -> dict[str, dict[str, Any]]:
+    """The facts of each kernel, by its name expression; see `static_facts`."""
     by_kernel: dict[str, list[Examined]] = {}
     for each in found.kernels:
         by_kernel.setdefault(each.launch.kernel, []).append(each)
-    return {
-        "arch": found.arch,
-        "compiler": found.compiler,
-        "kernels": {kernel: _facts(found, kernel, launches) for kernel, launches in by_kernel.items()},
-    }
+    return {kernel: _facts(found, kernel, launches) for kernel, launches in by_kernel.items()}
 
 
 def _examined(

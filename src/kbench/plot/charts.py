@@ -9,7 +9,7 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kbench.axis import LogAxis
+from kbench.axis import Axis, LogAxis
 from kbench.ceilings import Ceilings, arithmetic_rate
 from kbench.plot.contest import Contest, Series, label
 from kbench.results.best import median
@@ -36,20 +36,20 @@ def times(contest: Contest) -> str:
     reach = [row.measurement[end] for row in contest.timed if row.measurement for end in ("low_ms", "high_ms")]
     x = LogAxis.over(contest.blocks, LEFT + 12, WIDTH - RIGHT - 12, pad=1.05)
     y = LogAxis.over(reach, HEIGHT - BOTTOM, TOP)
-    parts = [_frame(x, y, _spaced(contest.blocks, x), "block size (threads)", "median, ms")]
+    parts = [frame(x, y, _spaced(contest.blocks, x), "block size (threads)", "median, ms")]
     ends = []
     for index, (series, rows) in enumerate(contest.series.items()):
         proven = [row for row in rows.values() if row.may_win]
         if proven:
             style = _style(index)
-            parts.append(_line(style, [(x.pixel(row.block), y.pixel(median(row))) for row in proven]))
+            parts.append(stroke(style, [(x.pixel(row.block), y.pixel(median(row))) for row in proven]))
             parts += [_measured(style, series, row, x, y) for row in proven]
             ends.append(_Named(label(series), style, x.pixel(proven[-1].block), y.pixel(median(proven[-1]))))
     if contest.winner is not None:
         at = f'cx="{x.pixel(contest.winner.block):.1f}" cy="{y.pixel(median(contest.winner)):.1f}"'
         parts.append(f'<circle class="ring" {at} r="7"/>')
     parts += _names(ends)
-    return _svg(f"{contest.name}: time over block size", parts)
+    return svg(f"{contest.name}: time over block size", parts)
 
 
 def roofline(lines: Sequence[Line], ceilings: Ceilings) -> str:
@@ -68,7 +68,7 @@ def roofline(lines: Sequence[Line], ceilings: Ceilings) -> str:
     ridges = [roof / copy for roof in roofs.values()] if copy else []
     x = LogAxis.over([at for _, at, _ in points] + ridges, LEFT, WIDTH - 16, pad=5)
     y = LogAxis.over([rate for _, _, rate in points] + list(roofs.values()), HEIGHT - BOTTOM, TOP, pad=1.8)
-    parts = [_frame(x, y, x.ticks, "operations a byte", "TFLOP/s", right=WIDTH - 16)]
+    parts = [frame(x, y, x.ticks, "operations a byte", "TFLOP/s", right=WIDTH - 16)]
     taken: list[_Box] = []
     # The slope ends at the highest roof, or at the edge of the picture, and begins where it comes into it.
     if copy:
@@ -76,7 +76,7 @@ def roofline(lines: Sequence[Line], ceilings: Ceilings) -> str:
         start = max(x.low, y.low / copy)
         if start < top / copy:
             corners = [(x.pixel(at), y.pixel(copy * at)) for at in (start, top / copy)]
-            parts.append(_line("roof", corners))
+            parts.append(stroke("roof", corners))
             taken += _covered(*corners)
             name = f"{rate_text(copy * 1e3)} GB/s"  # above the slope, where no point can be
             left, height = corners[1][0] - 12 - LETTER * len(name), corners[1][1] + 2
@@ -84,7 +84,7 @@ def roofline(lines: Sequence[Line], ceilings: Ceilings) -> str:
     for dtype, roof in roofs.items():
         start = max(x.low, roof / copy) if copy else x.low
         corners = [(x.pixel(start), y.pixel(roof)), (x.end, y.pixel(roof))]
-        parts.append(_line(f"roof c{dtypes.index(dtype)}", corners))
+        parts.append(stroke(f"roof c{dtypes.index(dtype)}", corners))
         taken += _covered(*corners)
         parts.append(_beside(x.end - LETTER * len(named[dtype]), y.pixel(roof) - 6, named[dtype], taken))
     for line, at, rate in points:
@@ -99,7 +99,7 @@ def roofline(lines: Sequence[Line], ceilings: Ceilings) -> str:
         for line, at, rate in points
     ]
     parts += _names_of_points(labels, taken)
-    return _svg("roofline of the run", parts)
+    return svg("roofline of the run", parts)
 
 
 @dataclass
@@ -220,23 +220,31 @@ def _spaced(values: Sequence[int], axis: LogAxis) -> list[float]:
     return shown
 
 
-def _line(style: str, points: Sequence[tuple[float, float]]) -> str:
+def stroke(style: str, points: Sequence[tuple[float, float]]) -> str:
+    """A line through points, in pixels."""
     return f'<path class="line {style}" d="M{"L".join(f"{across:.1f} {down:.1f}" for across, down in points)}"/>'
 
 
-def _frame(
-    x: LogAxis, y: LogAxis, x_ticks: Sequence[float], x_name: str, y_name: str, right: float = WIDTH - RIGHT
+def frame(
+    x: Axis | LogAxis,
+    y: Axis | LogAxis,
+    x_ticks: Sequence[float],
+    x_name: str,
+    y_name: str,
+    right: float = WIDTH - RIGHT,
+    x_names: Sequence[str] | None = None,
 ) -> str:
+    """The axes with their ticks. x_names: what stands at the ticks in place of their numbers."""
     bottom = HEIGHT - BOTTOM
     parts = []
     for tick in y.ticks:
         at = y.pixel(tick)
         parts.append(f'<path class="grid" d="M{LEFT} {at:.1f}H{right}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{tick:g}</text>')
-    for tick in x_ticks:
+    for tick, name in zip(x_ticks, x_names or [f"{tick:g}" for tick in x_ticks], strict=True):
         at = x.pixel(tick)
         parts.append(f'<path class="grid" d="M{at:.1f} {TOP}V{bottom}"/>')
-        parts.append(f'<text x="{at:.1f}" y="{bottom + 17}" text-anchor="middle">{tick:g}</text>')
+        parts.append(f'<text x="{at:.1f}" y="{bottom + 17}" text-anchor="middle">{name}</text>')
     parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>')
     parts.append(f'<text x="{(LEFT + right) / 2:g}" y="{HEIGHT - 8}" text-anchor="middle">{x_name}</text>')
     middle = (TOP + bottom) / 2
@@ -245,6 +253,7 @@ def _frame(
     return "\n".join(parts)
 
 
-def _svg(title: str, parts: Sequence[str]) -> str:
+def svg(title: str, parts: Sequence[str]) -> str:
+    """The picture: one SVG element. title: plain text, for those who hear it."""
     head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(title)}">'
     return "\n".join([head, *parts, "</svg>"])

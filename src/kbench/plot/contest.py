@@ -9,7 +9,8 @@ from functools import cached_property
 from kbench.errors import UsageError
 from kbench.results.best import contest, median, ties
 from kbench.results.rounds import merged
-from kbench.results.schema import Row
+from kbench.results.schema import UNPROVEN, Row
+from kbench.results.sound import require_sound
 from kbench.results.store import Run
 
 Series = tuple[int, tuple[tuple[str, int], ...]]  # a version, and the other parameters that it ran with
@@ -70,27 +71,12 @@ def contests(run: Run) -> list[Contest]:
     """
     if not run.rows:
         raise UsageError(f"{run.path} holds no rows, so there is nothing to plot", "`kbench sweep` writes some")
-    for number, row in enumerate(run.rows, start=1):
-        if not _is_sound(row):
-            raise UsageError(f"{run.path}: row {number} is damaged: {row.family} version {row.version}", "sweep again")
+    require_sound(run)
     groups: dict[object, list[Row]] = {}
-    for row in merged(run.rows):
+    drawn = [row for row in run.rows if row.cache_mode not in UNPROVEN]
+    if not drawn:
+        what = f"{run.path} holds what was {UNPROVEN[run.rows[0].cache_mode]}: neither verdicts nor times to plot"
+        raise UsageError(what, "`kbench report` compares such runs")
+    for row in merged(drawn):
         groups.setdefault(contest(row), []).append(row)
     return [Contest(rows) for rows in groups.values()]
-
-
-def _is_sound(row: Row) -> bool:
-    """Whether a row can be drawn. JSON is checked line by line on reading, but not what stands in the lines."""
-    try:
-        taken = row.measurement
-        numbers = [row.version, row.block, *row.sizes.values(), *row.params.values()]
-        rates = [rate for rate in (row.traffic, row.flops) if rate is not None]
-        return (
-            all(isinstance(number, int) for number in numbers)
-            and 0 < row.block < 1 << 31
-            and all(isinstance(text, str) for text in (row.family, row.idea, row.dtype, row.reason, row.cache_mode))
-            and all(0 <= rate < float("inf") for rate in rates)
-            and (taken is None or 0 < taken["low_ms"] <= taken["median_ms"] <= taken["high_ms"] < float("inf"))
-        )
-    except (AttributeError, KeyError, TypeError):
-        return False

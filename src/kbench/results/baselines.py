@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import re
 from pathlib import Path
 
 from kbench.errors import UsageError
+from kbench.results.steady import says_the_same, steady
 from kbench.results.store import COMPRESSED, LATEST, read_bytes, replace_bytes
 
 BASELINES = "baselines"
@@ -37,12 +39,17 @@ def baseline_names(folder: Path) -> list[str]:
 
 
 def save_baseline(folder: Path, name: str, run: Path) -> Path:
-    """Keep a whole run file as a baseline, in place of an older one; returns its path. Equal runs give equal bytes.
+    """Keep a whole run file as a baseline, in place of an older one; returns its path. Equal runs give equal bytes; one
+    of exact numbers that says what the older one says leaves it as it is (`kbench.results.steady`).
 
     Raises UsageError for a run that cannot be read, CannotRunError where the baseline cannot be written.
     """
     path = baseline_path(folder, name)
-    replace_bytes(path, compressed(read_bytes(run)))
+    data = steady(read_bytes(run))
+    with contextlib.suppress(UsageError):  # none, or one that is damaged
+        if says_the_same(read_bytes(path), data):
+            return path
+    replace_bytes(path, compressed(data))
     return path
 
 

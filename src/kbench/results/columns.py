@@ -81,7 +81,7 @@ FACTS = (
     Fact("block", "block", "threads of a block", lambda row, facts: row.block),
     Fact("params", "params", "values of the parameters that the version declares",
          lambda row, facts: params_text(row.params) or None, align="left"),
-    Fact("check", "check", "what became of the row", lambda row, facts: row.status, align="left"),
+    Fact("check", "check", "what became of the row", lambda row, facts: row.outcome, align="left"),
     Fact("bound", "bound", "largest error, of the error bound", lambda row, facts: worst_used(row), percent),
     Fact("same", "same bits", "whether repeats were equal bit by bit", lambda r, f: determinism(r) or None,
          align="left", short="same"),
@@ -113,6 +113,16 @@ FACTS = (
     Fact("library", "library", "steps that a library computes", _fact("library"), short="lib"),
     Fact("touched", "touched", "bytes of the tensors that the steps name, each once a kernel", _fact("touched"),
          bytes_text),
+    Fact("instructions", "instructions", "instructions in the PTX of all kernels", _fact("instructions"), _count,
+         short="instr"),
+    Fact("asked", "asked", "bytes of global memory that lanes asked for, all kernels together", _fact("asked"),
+         bytes_text),
+    Fact("sectors", "sectors", "pieces of 32 bytes of global memory that they touched", _fact("sectors"), _count),
+    Fact("used", "used", "share of the sectors' bytes that was asked for", _fact("used"), percent),
+    Fact("wavefronts", "wavefronts", "turns that shared memory took", _fact("wavefronts"), _count, short="turns"),
+    Fact("conflicts", "x", "of the turns that it would take without bank conflicts", _fact("conflicts"), _times),
+    Fact("barriers", "barriers", "barriers of all blocks", _fact("barriers"), _count),
+    Fact("atomics", "atomics", "atomic operations of all lanes", _fact("atomics"), _count),
     Fact("kernel", "kernel", "the kernel that registers, shared memory, blocks and waves are of", _fact("kernel"),
          align="left"),
     Fact("samples", "samples", "times that were taken", _samples),
@@ -133,6 +143,11 @@ def parse_columns(text: str) -> list[Fact]:
     return [_named(name, "--columns") for name in dict.fromkeys(names)]
 
 
+def is_all(facts: Sequence[Fact]) -> bool:
+    """Whether these are the columns of "all", of which a table shows those that hold anything."""
+    return tuple(facts) == FACTS
+
+
 @dataclass(frozen=True)
 class Order:
     """What rows are sorted by. reverse: largest first."""
@@ -147,6 +162,10 @@ class Order:
         unknown = [pair for pair in pairs if self.fact.value(*pair) is None]
         known.sort(key=lambda pair: self.fact.value(*pair), reverse=self.reverse)
         return known + unknown
+
+    def sorts(self, rows: Iterable[tuple[Row, Facts]]) -> bool:
+        """Whether any row has a value to sort by."""
+        return any(self.fact.value(*pair) is not None for pair in rows)
 
     def __str__(self) -> str:
         return f"{self.fact.name}, largest first" if self.reverse else self.fact.name
@@ -166,6 +185,8 @@ def present(facts: Sequence[Fact], rows: Sequence[tuple[Row, Facts]]) -> list[Fa
 def _named(name: str, option: str) -> Fact:
     if name in BY_NAME:
         return BY_NAME[name]
-    near = difflib.get_close_matches(name, NAMES, n=1)
+    # What a table has above a column is not always its name: "steps" stands above `launches`.
+    headed = [fact.name for fact in FACTS if name and name in (fact.title, fact.short)]
+    near = headed or difflib.get_close_matches(name, NAMES, n=1)
     meant = f"did you mean {near[0]}? " if near else ""
     raise UsageError(f"{option}: there is no column {name!r}", f"{meant}columns: {', '.join(NAMES)}")

@@ -9,7 +9,12 @@ _MODES = {"cold": "cold L2", "hot": "hot L2", "graph": "one after another in a C
 
 def mode_text(row: Row) -> str:
     """What a time of this row is a time of."""
-    return _MODES.get(row.cache_mode, f"{row.cache_mode} L2")
+    return mode_name(row.cache_mode)
+
+
+def mode_name(cache_mode: str) -> str:
+    """The same of a row's `cache_mode`."""
+    return _MODES.get(cache_mode, f"{cache_mode} L2")
 
 
 def second_text(row: Row) -> str:

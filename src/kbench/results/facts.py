@@ -15,8 +15,10 @@ from kbench.ceilings import Ceilings, share_of_ceiling
 from kbench.errors import UsageError
 from kbench.inspect.architectures import Architecture, architecture_of
 from kbench.inspect.occupancy import Occupancy, Usage, occupancy
-from kbench.results.schema import Row
+from kbench.results.schema import STATIC, Row
 from kbench.work import LIBRARY_STEPS
+
+SECTOR_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class Facts:
     launches: steps of the plan. library: how many of them a library computes. touched: bytes of the tensors that the
     steps name, each once for each kernel.
 
+    Of all kernels together, where they were compiled: instructions in their PTX; where they were counted on the
+    emulator: asked (bytes of global memory that lanes asked for), sectors (of 32 bytes that they touched), used (share
+    of the sectors' bytes that was asked for), wavefronts (of shared memory), conflicts (wavefronts over those that it
+    would take without bank conflicts), barriers, atomics.
+
     The others are of one kernel of the plan, `kernel`: the launch with the most threads (of equals the first), because
     the times of single kernels are not known. They are None where a plan has no kernel of its own.
     registers, local_bytes, spill_bytes: of a thread. static_shared, dynamic_shared: bytes of a block.
@@ -78,11 +85,30 @@ class Facts:
     limiter: str | None = None
     waves: float | None = None
     tail: float | None = None
+    instructions: int | None = None
+    asked: int | None = None
+    sectors: int | None = None
+    used: float | None = None
+    wavefronts: int | None = None
+    conflicts: float | None = None
+    barriers: int | None = None
+    atomics: int | None = None
 
 
 def facts_of(row: Row, card: Card) -> Facts:
     """Everything about a row that follows from its record and that of its device."""
-    return Facts(**_rates(row, card), **_steps(row), **_kernel(row, card))
+    if row.cache_mode == STATIC:
+        card = compiled_card(row)
+    return Facts(**_rates(row, card), **_steps(row), **_kernel(row, card), **_counts(row))
+
+
+def compiled_card(row: Row) -> Card:
+    """The card that stands for the architecture that a row was compiled for: its run may have several."""
+    try:
+        architecture = architecture_of(row.device)
+    except UsageError:  # of a newer kbench
+        return Card()
+    return Card(architecture, architecture.multiprocessors)
 
 
 def main_kernel(row: Row) -> dict[str, Any] | None:
@@ -140,6 +166,31 @@ def _kernel(row: Row, card: Card) -> dict[str, Any]:
     if found["grid"] and resident.blocks and card.multiprocessors:
         found["waves"], found["tail"] = waves_of(grid, resident.blocks, card.multiprocessors)
     return found
+
+
+def _counts(row: Row) -> dict[str, Any]:
+    """Sums over kernels; None for what was not counted, or where there is nothing to have a share of."""
+
+    def total(name: str) -> int | None:
+        found = [known[name] for known in row.metrics.values() if name in known]
+        return int(sum(found)) if found else None
+
+    def share(part: int | None, whole: int | None) -> float | None:
+        return part / whole if part is not None and whole else None
+
+    sectors, unused = total("global_sectors"), total("global_unused")
+    wavefronts, conflicts = total("shared_wavefronts"), total("shared_conflicts")
+    wasted = share(unused, SECTOR_BYTES * (sectors or 0))
+    return {
+        "instructions": total("instructions"),
+        "asked": total("global_bytes"),
+        "sectors": sectors,
+        "used": 1 - wasted if wasted is not None else None,
+        "wavefronts": wavefronts,
+        "conflicts": share(wavefronts, (wavefronts or 0) - (conflicts or 0)),
+        "barriers": total("barriers"),
+        "atomics": total("atomics"),
+    }
 
 
 def resident_of(kernel: Mapping[str, Any], card: Card) -> Occupancy | None:

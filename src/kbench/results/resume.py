@@ -14,7 +14,7 @@ from typing import Any
 
 from kbench.errors import CannotRunError, UsageError
 from kbench.jobs import Job
-from kbench.results.schema import Row
+from kbench.results.schema import UNPROVEN, Row
 from kbench.results.store import LATEST, RUNS, Run, RunWriter, lock, newest, read_run, replace_text, unwritable
 
 # What a time depends on beside the source. Ceilings, the number of the emulator's threads and the like are left out.
@@ -80,6 +80,9 @@ def selection_of(run: Run) -> dict[str, Any]:
             f"{run.path} is a search by {options['strategy']}, which cannot go on: it chose by the times before",
             "search again, or sweep all rows without --strategy",
         )
+    if isinstance(options, dict) and options.get("mode") in UNPROVEN:
+        what = f"{run.path} is a sweep that was {UNPROVEN[options['mode']]} alone, which does not go on"
+        raise UsageError(what, "sweep again: what was compiled is kept")
     selection = run.header.get("selection")
     if isinstance(selection, dict) and selection.get("mode") == "sweep":
         return selection
@@ -178,7 +181,7 @@ def mend(path: Path, descriptor: int) -> None:
         return
     try:
         json.loads(data[start:])
-    except ValueError:
+    except (ValueError, RecursionError):
         os.ftruncate(descriptor, start)
     else:
         os.write(descriptor, b"\n")

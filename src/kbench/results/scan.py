@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kbench.errors import UsageError
-from kbench.results.schema import Row
-from kbench.results.store import header_of, open_run, row_of, unreadable
+from kbench.results.compressed import was_cut
+from kbench.results.schema import Row, upgraded
+from kbench.results.store import cut_off, header_of, open_run, row_of, unreadable
 
 
 class Scan:
@@ -45,10 +46,11 @@ class Scan:
 
     def _rows(self) -> Iterator[tuple[int, Row]]:
         decode = json.JSONDecoder().decode  # json.loads would look for the encoding of each line
+        number = 1
         for number, line in enumerate(self._file, start=2):
             try:
                 data = decode(line.decode("utf-8"))
-            except ValueError as error:  # not JSON, or not UTF-8
+            except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deep to be a row
                 if self._file.readline():
                     raise UsageError(
                         f"{self.path}:{number} is not JSON", "the file was damaged after it was written"
@@ -60,4 +62,6 @@ class Scan:
                 self.footer = data
                 continue
             self.footer = None  # the run went on after it
-            yield number, row_of(self.path, number, data)
+            yield number, upgraded(row_of(self.path, number, data, times=False), self.header)
+        if was_cut(self._file):
+            self.warnings.append(cut_off(self.path, number))

@@ -13,18 +13,30 @@ History of the schema (the first line of a run file holds its number):
    rows too; the header has `selection` (what was swept, so that it can go on), its options `strategy` and `max_rows` of
    a search, its device `props`; a run that went on has rows after a footer.
 5  rows have `round`, `code` and `metrics`; a header's options have `rounds`, its device (of a GPU) `limits` and its
-   timer `version`; a run file may be compressed by gzip.
+   timer `version`; a run file may be compressed by gzip;
+   `cache_mode` may be "static" (compiled for an architecture, which is the row's device, and not run; the header's
+   device has `archs` and `cards`) or "counts" (run once on the emulator for what it asks of memory): "pass" is no
+   proof there, see `Row.outcome`; a header's options have `archs`;
+   a merged file has the headers of its runs in `sources`, and rows say in `run` which of them they are of.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from kbench.errors import Exit
 from kbench.params import place_text
+from kbench.typed import fits, misfit
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
+
+# Cache modes of rows that nothing proves or times: versions compiled for an architecture, or counted on the emulator.
+STATIC = "static"
+COUNTS = "counts"
+UNPROVEN = {STATIC: "compiled", COUNTS: "counted"}
 
 # What became of a row, and the exit status that it stands for.
 STATUSES = {
@@ -39,6 +51,13 @@ STATUSES = {
     "hung": Exit.CRASHED,
     "internal": Exit.INTERNAL,  # a fault of kbench, or of a family file in a way that kbench did not foresee
 }
+
+# What every measurement has; the rest came with time.
+_TIMES = ("median_ms", "low_ms", "high_ms")
+
+
+def _is_time(value: Any) -> bool:
+    return fits(value, float) and 0 < value < math.inf
 
 
 @dataclass
@@ -67,7 +86,9 @@ class Row:
     round: which of several measurements of the same experiment in one run this is, from 0: rounds lie apart in time.
     code: a hash of the machine code and of how it is launched (`kbench.device.cuda.same_code.code_hash`); "" where that
         is not known, and for plans with steps of libraries.
-    metrics: by a kernel's name, by the metric's name, counts that are exact for their compiler.
+    metrics: by a kernel's name, by the metric's name, counts that are exact for their compiler: of a row that was
+        compiled `kbench.compiled.static_metrics`, of one that was counted `kbench.counted.count_metrics`.
+    run: in a file that was merged of several runs, the id of the row's own; "" elsewhere.
     """
 
     family: str
@@ -98,6 +119,7 @@ class Row:
     round: int = 0
     code: str = ""
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    run: str = ""
 
     @property
     def exit_status(self) -> Exit:
@@ -113,19 +135,47 @@ class Row:
         return place_text(self.block, self.params)
 
     @property
+    def outcome(self) -> str:
+        """The status, as people read it: what was only compiled or counted did not pass any check."""
+        return UNPROVEN.get(self.cache_mode, self.status) if self.status == "pass" else self.status
+
+    @property
     def may_win(self) -> bool:
         """Proven, timed, and by the family's own bound."""
-        return self.status == "pass" and self.measurement is not None and not self.overridden
+        proven = self.status == "pass" and self.cache_mode not in UNPROVEN
+        return proven and self.measurement is not None and not self.overridden
+
+    @property
+    def time_fault(self) -> str:
+        """What is wrong with the times of a row that was timed; "" if nothing is."""
+        taken = self.measurement
+        if taken is None or all(_is_time(taken.get(name)) for name in _TIMES):
+            return ""
+        return f"a measurement has {', '.join(_TIMES)}, all above 0"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:
-        """Read a row written by this or an older schema; unknown keys of a newer one are ignored."""
-        if data.keys() <= _NAMES:
-            return cls(**data)
-        return cls(**{key: value for key, value in data.items() if key in _NAMES})
+        """Read a row written by this or an older schema; unknown keys of a newer one are ignored. Raises TypeError for
+        what is no row."""
+        if missing := _NEEDED - data.keys():
+            raise TypeError(f"it lacks {', '.join(sorted(missing))}")
+        row = cls(**(data if data.keys() <= _NAMES else {key: data[key] for key in data.keys() & _NAMES}))
+        if wrong := misfit(cls, data):
+            raise TypeError(wrong)
+        return row
 
 
-_NAMES = frozenset(f.name for f in fields(Row))  # asked once: reports read rows by the hundred thousand
+# Asked once: reports read rows by the hundred thousand.
+_NAMES = frozenset(f.name for f in fields(Row))
+_NEEDED = frozenset(f.name for f in fields(Row) if f.default is MISSING and f.default_factory is MISSING)
+
+
+def upgraded(row: Row, header: Mapping[str, Any]) -> Row:
+    """A row as today's schema has it. header: of its file, whose number says what the row's fields mean."""
+    device = header.get("device")
+    if header.get("schema") == 1 and row.device == "cuda" and isinstance(device, Mapping) and device.get("name"):
+        row.device = str(device["name"])
+    return row

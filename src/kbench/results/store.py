@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gzip
+import io
 import json
 import os
 import re
@@ -24,7 +25,8 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self, TextIO, cast
 
 from kbench.errors import CannotRunError, UsageError
-from kbench.results.schema import SCHEMA_VERSION, STATUSES, Row
+from kbench.results.compressed import Unpacked, is_compressed, was_cut
+from kbench.results.schema import SCHEMA_VERSION, STATUSES, Row, upgraded
 from kbench.results.strict_json import dumps
 
 RUNS = "runs"
@@ -35,6 +37,7 @@ COMPRESSED = SUFFIX + ".gz"
 
 
 _GZIP = b"\x1f\x8b"  # how its files begin
+_ROW = '{"kind": "row", '  # how a row that kbench wrote begins
 _NO_RUN = "the first line of a run file has to be a header with a schema"
 
 
@@ -54,11 +57,11 @@ def newest(rows: Iterable[Row]) -> list[Row]:
     return list({(row_key(row), row.round): row for row in rows}.values())
 
 
-def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES)) -> None:
+def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES), hint: str = "") -> None:
     """Prove, before any work, that results can be written in `folder` and in the folders `below` it, and leave nothing
     behind.
 
-    None of them need exist. Raises CannotRunError.
+    None of them need exist. hint: what to do where it cannot be written. Raises CannotRunError.
     """
     # A file is really created, because permission bits say nothing about read-only mounts, quotas and root.
     for needed in (folder, *(folder / name for name in below)):
@@ -69,7 +72,7 @@ def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES)) -> Non
             with tempfile.NamedTemporaryFile(dir=existing, prefix=".kbench-"):
                 pass
         except OSError as error:
-            raise unwritable(existing, error) from error
+            raise unwritable(existing, error, hint) from error
 
 
 class RunWriter:
@@ -165,6 +168,18 @@ def lock(file: TextIO) -> bool:
     return True
 
 
+def is_running(path: Path) -> bool:
+    """Whether somebody writes a run file at this moment."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks, or no such file
+        return False
+    return False
+
+
 @dataclass
 class Run:
     """A run file as read back. footer is None if the run was killed; warnings are one line each."""
@@ -180,17 +195,25 @@ class Run:
         return str(self.header.get("id", self.path.stem))
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path, family: str = "", times: bool = True) -> Run:
     """Read a run file. A last line that was cut off is dropped with a warning.
 
-    Raises UsageError, naming file and line, for a file of another kind or of a newer schema.
+    family: the only one whose rows are read; "" reads all. times: see `row_of`. Raises UsageError, naming file and
+    line, for a file of another kind or of a newer schema.
     """
-    lines = _lines(path)
+    lines, cut = _lines(path)
     run = Run(path, header_of(path, lines[0]), [])
+    seen: dict[str, int] = {}
+    copies: list[tuple[int, int]] = []
+    mark = json.dumps(family, ensure_ascii=False) if family else ""
     for number, line in enumerate(lines[1:], start=2):
+        # To read that a row is of another family takes longer than to see that the name does not stand in it.
+        if mark not in line and number < len(lines) and line.startswith(_ROW):
+            run.footer = None
+            continue
         try:
             data = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # brackets can be nested deeper than the parser goes
             if number == len(lines):
                 run.warnings.append(f"{path}: line {number} is cut off and was left out: the run was killed there")
                 break
@@ -198,16 +221,41 @@ def read_run(path: Path) -> Run:
         if isinstance(data, dict) and data.get("kind") == "footer":
             run.footer = data
         else:
-            run.rows.append(row_of(path, number, data))
+            row = upgraded(row_of(path, number, data, times), run.header)
             run.footer = None  # the run went on after it
+            if family and row.family != family:
+                continue
+            run.rows.append(row)
+            if seen.setdefault(line, number) != number:
+                copies.append((number, seen[line]))
+    run.warnings += duplicates(path, copies)
+    if cut and not any("is cut off" in warning for warning in run.warnings):
+        run.warnings.append(cut_off(path, len(lines)))
     return run
+
+
+def duplicates(path: Path | str, copies: Sequence[tuple[int, int]]) -> list[str]:
+    """The warning for rows that stand in a file twice, by the lines of the second and the first: no two rows that were
+    measured are equal in every sample. They are kept: which of them is too many, nobody knows."""
+    if not copies:
+        return []
+    (again, first), more = copies[0], len(copies) - 1
+    others = f", and {more} other {'row is' if more == 1 else 'rows are'} repeated" if more else ""
+    return [f"{path}: line {again} repeats line {first}{others}: the file was put together from overlapping parts"]
+
+
+def cut_off(path: Path | str, lines: int) -> str:
+    """The warning for a compressed file that ends too early, after so many lines."""
+    return f"{path} is cut off after line {lines}: it is compressed, and its end is missing"
 
 
 def latest_run(folder: Path) -> Path:
     """The run file that `results/latest` names. Raises UsageError if there is none."""
     try:
-        path = folder / (folder / LATEST).read_text(encoding="utf-8").strip()
+        path = folder / (folder / LATEST).read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
+        if ids := list(run_files(folder)):
+            raise UsageError(f"{folder} has no file `latest`", f"name a run; ids there: {_few(ids)}") from error
         raise UsageError(f"{folder} holds no runs", "`kbench sweep` writes one") from error
     if not path.is_file():
         raise UsageError(f"{folder / LATEST} names {path}, which is not there", "run `kbench sweep` again")
@@ -223,12 +271,26 @@ def find_run(folder: Path, name: str) -> Path:
         return latest_run(folder)
     if is_path(name):
         return Path(name)
-    ids = sorted(path.stem for path in (folder / RUNS).glob("*" + SUFFIX))
+    paths = run_files(folder)
+    ids = list(paths)
     found = [known for known in ids if known == name] or [known for known in ids if name and name in known]
     if len(found) != 1:
-        what = f"{len(found)} runs" if found else "no run"
-        raise UsageError(f"{folder / RUNS} holds {what} of the id {name!r}", f"ids there: {_few(ids)}")
-    return folder / RUNS / (found[0] + SUFFIX)
+        what = f"{len(found)} runs with {name!r} in their ids" if found else f"no run of the id {name!r}"
+        raise UsageError(f"{folder / RUNS} holds {what}", f"ids there: {_few(found or ids)}")
+    return paths[found[0]]
+
+
+def run_files(folder: Path) -> dict[str, Path]:
+    """The run files of a results folder by their ids, in the order of these, which is that of time."""
+    # Hidden files are an editor's or a system's own; and an id of dots would be another folder to whoever joins paths.
+    found = {run_id(path): path for path in (folder / RUNS).glob("[!.]*" + COMPRESSED)}
+    found |= {run_id(path): path for path in (folder / RUNS).glob("[!.]*" + SUFFIX)}
+    return dict(sorted(found.items()))
+
+
+def run_id(path: Path) -> str:
+    """The id that a run file has by its name."""
+    return path.name.removesuffix(COMPRESSED).removesuffix(SUFFIX)
 
 
 def is_path(name: str) -> bool:
@@ -241,7 +303,7 @@ def replace_text(path: Path, text: str, hint: str = "") -> None:
 
     hint: what to do where it cannot be written. Raises CannotRunError.
     """
-    replace_bytes(path, text.encode("utf-8"), hint)
+    replace_bytes(path, text.encode("utf-8", errors="replace"), hint)  # a name may hold what is no text
 
 
 def replace_bytes(path: Path, data: bytes, hint: str = "") -> None:
@@ -265,10 +327,15 @@ def replace_bytes(path: Path, data: bytes, hint: str = "") -> None:
         raise unwritable(path, error, hint) from error
 
 
-def _lines(path: Path) -> list[str]:
-    data = read_bytes(path)
+def _lines(path: Path) -> tuple[list[str], bool]:
+    """The lines of a run file, and whether it is compressed and has lost its end."""
+    try:
+        with open_run(path) as file:
+            data, cut = file.read(), was_cut(file)
+    except (OSError, EOFError, zlib.error) as error:
+        raise unreadable(path, error) from error
     # splitlines() would also break at U+2028 and the like, which JSON strings may hold.
-    return data.decode("utf-8", errors="replace").removesuffix("\n").split("\n")
+    return data.decode("utf-8", errors="replace").removesuffix("\n").split("\n"), cut
 
 
 def read_bytes(path: Path) -> bytes:
@@ -291,9 +358,14 @@ def read_text_of(name: Path | str, data: bytes) -> bytes:
 
 
 def open_run(path: Path) -> BinaryIO:
-    """Open a run file to read its text, whether its name says that it is compressed or not. Raises OSError; reading
-    raises OSError, EOFError or zlib.error where a compressed one is damaged."""
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb")
+    """Open a run file to read its text, compressed or not. A compressed one that was cut off is read as far as it goes
+    (`kbench.results.compressed.was_cut`). Raises OSError; reading raises OSError where a compressed one is damaged."""
+    file = path.open("rb")
+    try:
+        return cast(BinaryIO, io.BufferedReader(Unpacked(file)) if is_compressed(path, file) else file)
+    except BaseException:
+        file.close()
+        raise
 
 
 def unreadable(path: Path | str, error: Exception) -> UsageError:
@@ -311,12 +383,16 @@ def header_of(path: Path | str, line: str) -> dict[str, Any]:
         raise UsageError(f"{path} is not a run file of kbench: it is empty, or its first line is", _NO_RUN)
     if line.startswith("\ufeff"):
         raise UsageError(f"{path} begins with a byte-order mark, which an editor put there", "save it as plain UTF-8")
+    if line.startswith("\ufffd\ufffd"):
+        raise UsageError(f"{path} is no UTF-8 text: it begins as UTF-16 does", "save it as plain UTF-8")
     if line.startswith("version https://git-lfs"):
         raise UsageError(f"{path} is only a pointer to a file in Git LFS", "`git lfs pull` fetches the file")
     try:
         header = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
+    if header is None and line.startswith('{"kind": "header"'):
+        raise UsageError(f"{path}:1 is cut off: nothing of the run is left", "copy the file again")
     if not isinstance(header, dict) or header.get("kind") != "header" or not isinstance(header.get("schema"), int):
         raise UsageError(f"{path} is not a run file of kbench", _NO_RUN)
     if header["schema"] > SCHEMA_VERSION:
@@ -328,16 +404,20 @@ def header_of(path: Path | str, line: str) -> dict[str, Any]:
     return header
 
 
-def row_of(path: Path | str, number: int, data: Any) -> Row:
-    """The row that a line of a run file is. Raises UsageError, naming file and line, if it is none."""
+def row_of(path: Path | str, number: int, data: Any, times: bool = True) -> Row:
+    """The row that a line of a run file is. times: whether times that are none make it no row; else whoever reads looks
+    at `Row.time_fault`. Raises UsageError, naming file and line, if it is no row."""
     if isinstance(data, dict) and data.get("kind") == "header":
         raise UsageError(f"{path}:{number} is a second header: run files were put together", "name them one by one")
     if not isinstance(data, dict) or data.pop("kind", None) != "row" or data.get("status") not in STATUSES:
         raise UsageError(f"{path}:{number} is not a row of results")
     try:
-        return Row.from_dict(data)
+        row = Row.from_dict(data)
     except TypeError as error:
-        raise UsageError(f"{path}:{number} lacks fields of a row: {error}") from error
+        raise UsageError(f"{path}:{number} is not a row of results: {error}") from error
+    if times and row.time_fault:
+        raise UsageError(f"{path}:{number} is not a row of results: {row.time_fault}")
+    return row
 
 
 def _slug(name: str) -> str:
@@ -357,7 +437,7 @@ def _stamp(moment: datetime) -> str:
 
 def _few(ids: Sequence[str]) -> str:
     newest = ", ".join(reversed(ids[-3:]))
-    return f"{newest} and {len(ids) - 3} older ones" if len(ids) > 3 else newest or "none"
+    return f"{newest} and {len(ids) - 3} older" if len(ids) > 3 else newest or "none"
 
 
 def unwritable(path: Path, error: OSError, hint: str = "") -> CannotRunError:

@@ -86,10 +86,10 @@ def by_family(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def by_problem(rows: Iterable[Row]) -> list[list[Row]]:
-    """Rows of one family in groups of one problem, dtype and cache mode, in the order in which they came."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
+    """Rows of one family in groups of one device, problem, dtype and cache mode, in the order in which they came."""
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.problem, row.dtype, row.cache_mode), []).append(row)
+        groups.setdefault((row.device, row.problem, row.dtype, row.cache_mode), []).append(row)
     return list(groups.values())
 
 
@@ -140,7 +140,7 @@ def _facts(row: Row, best: Row | None, facts: Facts) -> dict[str, Any]:
         **row.sizes,
         "block": row.block,
         **row.params,
-        "status": row.status,
+        "status": row.outcome,
         "bound_used": worst_used(row),
         "deterministic": determinism(row) or None,
         "median_ms": taken.get("median_ms"),

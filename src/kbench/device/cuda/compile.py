@@ -117,6 +117,28 @@ def nvrtc_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+@cache
+def nvrtc_build() -> str:
+    """The version of NVRTC to the build, "13.0.88": numbers that are compared are comparable for one build only.
+
+    Raises CannotRunError without NVRTC.
+    """
+    major, minor = nvrtc_version()
+    program = _Program(_nvrtc(), Source(Path("empty.cu"), "", ()), "")
+    try:
+        # No call says it. The text of PTX begins with the program that wrote it.
+        ptx = program.ptx() if program.compile((), ()) is not None else ""
+    finally:
+        program.close()
+    match = re.search(rf"\bV({major}\.{minor}\.\d+)", ptx)
+    return match[1] if match else f"{major}.{minor}"
+
+
+def require_arch(arch: str) -> None:
+    """Raises CannotRunError without NVRTC, and for an architecture that this NVRTC cannot compile for."""
+    _check_arch(_nvrtc(), arch)
+
+
 def _nvrtc() -> Any:
     hint = f"{install_command('cuda13')} (driver 580 or later, or no GPU), or the extra cuda12"
     try:

@@ -89,12 +89,8 @@ def build_kernels(source: Source, kernels: Sequence[str], counts: bool = False) 
     runtime = build_runtime()
     includes = [str(path) for _, path, _ in source.includes]
     places = (str(source.path), *includes)  # they stand in the debug information
-    if counts and compiler.kind != "gcc":
-        raise CannotRunError(
-            f"accesses are counted in code of g++ only, and the compiler here is {compiler}: it would take 16-byte "
-            "accesses apart and hide copies",
-            "install the system package g++, and unset $KBENCH_CXX and $CXX or name it there",
-        )
+    if counts:
+        require_counting()
     options = [*KERNEL_OPTIONS, *(COUNT_OPTIONS if counts else ())]
     key = cache.key_of(
         [*_identity(compiler), *options, *_headers_text(), runtime.name, *places, source.digest, *kernels]
@@ -102,6 +98,17 @@ def build_kernels(source: Source, kernels: Sequence[str], counts: bool = False) 
     name = f"{source.path.stem}-{key}.so"
     with _locks[name]:
         return cache.library(name, lambda path: _make_kernels(compiler, source, kernels, options, runtime, path))
+
+
+def require_counting() -> None:
+    """Raises CannotRunError if the compiler's code is none that accesses can be counted in, or there is no compiler."""
+    compiler = find_compiler()
+    if compiler.kind != "gcc":
+        raise CannotRunError(
+            f"accesses are counted in code of g++ only, and the compiler here is {compiler}: it would take 16-byte "
+            "accesses apart and hide copies",
+            "install the system package g++, and unset $KBENCH_CXX and $CXX or name it there",
+        )
 
 
 def _identity(compiler: Compiler) -> tuple[str, ...]:
@@ -154,7 +161,9 @@ def _run(compiler: Compiler, command: list[str], made: Path) -> str:
         environment.setdefault(variable, str(cache.folder() / "zig"))
     command = [*command, "-o", str(made)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="surrogateescape", env=environment, check=False
+        )
     except OSError as error:
         raise _broken(compiler, f"cannot be started: {error.strerror}") from error
     if done.returncode < 0:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from kbench.cpus import usable_cpus
 from kbench.device.arguments import typed_arguments
 from kbench.device.base import Bound, Buffer, Damage, Device, KernelInfo, Prepared
 from kbench.device.dtypes import numpy_dtype
@@ -56,7 +57,7 @@ class EmulatorDevice(Device):
     schedules = ("forward", "reverse", "random")
 
     def __init__(self, workers: int | None = None, time_limit: float = 30.0, seed: int = 0):
-        self.workers = workers or _usable_cpus()
+        self.workers = workers or usable_cpus()
         self.time_limit = time_limit
         self.seed = seed
         self.props = _props()
@@ -265,10 +266,6 @@ def _load_runtime() -> Runtime:
             return load_runtime(build_runtime())
         except OSError as again:
             raise CannotRunError(f"the emulator's runtime cannot be loaded: {again}") from again
-
-
-def _usable_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _props() -> Props:

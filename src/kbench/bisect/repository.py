@@ -1,0 +1,188 @@
+"""The repository that holds a family's files: its commits, and checking them out beside the work tree."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from kbench.bisect.search import Commit
+from kbench.errors import CannotRunError, KbenchError, UsageError
+
+# A checkout of a large repository takes minutes; beyond this something hangs, a prompt for a password perhaps.
+_GIT_SECONDS = 600.0
+_HEADERS = (".cuh", ".h", ".hpp", ".inc")
+_SEPARATOR = "\x1f"
+# Variables by which a hook's git tells another which repository it is in: ours is named by its folder.
+_ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
+
+
+class GitError(KbenchError):
+    """git refused. The message is its own last line."""
+
+
+@dataclass(frozen=True)
+class Repository:
+    """top: the folder of the work tree. folder: of the families in it, relative to it, "." for itself."""
+
+    top: Path
+    folder: str
+
+    @classmethod
+    def of(cls, folder: Path) -> Repository:
+        """The one that a folder of families is in. Raises UsageError outside of any, CannotRunError without git."""
+        try:
+            top = Path(git(folder, "rev-parse", "--show-toplevel").strip())
+        except GitError as error:
+            what = f"{folder} is not in a git repository"
+            raise UsageError(what, "commits are compared: bisect needs the repository of the kernels") from error
+        return cls(top, folder.resolve().relative_to(top.resolve()).as_posix())
+
+    def resolve(self, revision: str, option: str) -> str:
+        """The hash of a commit. Raises UsageError for what names none."""
+        # What begins with a dash would be an option of git.
+        with contextlib.suppress(GitError):
+            if revision and not revision.startswith("-"):
+                return git(
+                    self.top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
+                ).strip()
+        raise UsageError(
+            f"{option} {revision!r}: git knows no such revision in {self.top}",
+            "write a commit, a tag or a branch; a clone of one commit only needs `git fetch --unshallow`",
+        )
+
+    def commits(self, good: str, bad: str, family: str) -> list[Commit]:
+        """The good commit, then those up to the bad one along its first parents, oldest first.
+
+        good, bad: hashes. Raises UsageError where the one does not come before the other.
+        """
+        if good == bad:
+            raise UsageError("--good and --bad name the same commit", "nothing can have changed in between")
+        if not self._is_ancestor(good, bad):
+            back = self._is_ancestor(bad, good)
+            hint = "exchange them" if back else "they are on different branches; take their merge base as --good"
+            raise UsageError("--good is not a commit before --bad", hint)
+        form = _SEPARATOR.join(("%H", "%h", "%as", "%s"))
+        lines = git(self.top, "log", "--first-parent", "--reverse", f"--format={form}", f"{good}..{bad}")
+        first = git(self.top, "log", "-1", f"--format={form}", good)
+        # splitlines() would also break at form feeds and the like, which a subject may hold.
+        return [self._commit(line, family) for line in (first + lines).split("\n") if line]
+
+    def _is_ancestor(self, older: str, newer: str) -> bool:
+        try:
+            git(self.top, "merge-base", "--is-ancestor", older, newer)
+        except GitError:
+            return False
+        return True
+
+    def _commit(self, line: str, family: str) -> Commit:
+        name, short, date, subject = line.split(_SEPARATOR, 3)
+        return Commit(name, short, date, subject, self._files(name, family))
+
+    def _files(self, commit: str, family: str) -> str:
+        """What the family's files, and all headers that they may include, are in a commit."""
+        listed = git(self.top, "ls-tree", "-r", "-z", "--full-tree", commit, "--", self.folder)
+        digest = hashlib.sha256()
+        for entry in filter(None, listed.split("\0")):
+            path = Path(entry.partition("\t")[2])
+            mine = path.name.partition(".")[0] == family and path.suffix in (".cu", ".py")
+            if mine or path.suffix in _HEADERS:
+                digest.update(f"{entry}\0".encode("utf-8", errors="surrogateescape"))
+        return digest.hexdigest()
+
+
+@dataclass
+class WorkTrees:
+    """Commits checked out in a temporary folder; all are removed at the end, also after Ctrl-C and SIGTERM, by which CI
+    jobs end.
+
+    The user's work tree, index and branches are not touched: git records a work tree of its own for each.
+    """
+
+    repository: Repository
+    _base: Path | None = None
+    _trees: dict[str, Path] = field(default_factory=dict)
+    _before: Any = None
+
+    def __enter__(self) -> WorkTrees:
+        if threading.current_thread() is threading.main_thread():  # no other may have handlers
+            self._before = signal.signal(signal.SIGTERM, _leave)
+        self._base = Path(tempfile.mkdtemp(prefix="kbench-bisect-"))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        for commit in list(self._trees):
+            self.drop(commit)
+        if self._base is not None:
+            shutil.rmtree(self._base, ignore_errors=True)
+            # Not otherwise: it would also forget the user's own work trees on drives that are not there just now.
+            with contextlib.suppress(KbenchError):
+                if str(self._base) in git(self.repository.top, "worktree", "list", "--porcelain"):
+                    git(self.repository.top, "worktree", "prune")
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def folder(self, commit: Commit) -> Path:
+        """The folder of families as it is in a commit. Raises GitError where it cannot be checked out."""
+        assert self._base is not None
+        if commit.name not in self._trees:
+            path = self._base / commit.name[:16]
+            self._trees[commit.name] = path  # before git begins: what it leaves half done has to go, too
+            git(self.repository.top, "worktree", "add", "--quiet", "--detach", str(path), commit.name)
+        return self._trees[commit.name] / self.repository.folder
+
+    @contextlib.contextmanager
+    def lent(self, commit: Commit) -> Iterator[Path]:
+        """The same for a while: a search over many commits of a large repository must not fill the disk."""
+        try:
+            yield self.folder(commit)
+        finally:
+            self.drop(commit.name)
+
+    def drop(self, commit: str) -> None:
+        """Remove a work tree."""
+        path = self._trees.pop(commit, None)
+        if path is not None:
+            with contextlib.suppress(KbenchError):
+                git(self.repository.top, "worktree", "remove", "--force", "--force", str(path))
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # as shells tell of a signal
+
+
+def git(folder: Path, *words: str, environment: Mapping[str, str] | None = None) -> str:
+    """What git writes. Raises GitError where it fails, CannotRunError where there is none."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+    # No hook of the repository runs, no large file is fetched, nobody is asked for a password.
+    own = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1", "GIT_OPTIONAL_LOCKS": "0"}
+    command = ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", *words]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=_GIT_SECONDS, env={**inherited, **own, **(environment or {})}
+        )
+    except FileNotFoundError as error:
+        raise CannotRunError("bisect needs git, which is not installed", "install it") from error
+    except subprocess.TimeoutExpired as error:
+        raise CannotRunError(f"git {words[0]} takes longer than {_GIT_SECONDS:g} s", "see what it waits for") from error
+    if done.returncode:
+        raise GitError(_last_line(done.stderr) or f"git {words[0]} ended with status {done.returncode}")
+    return done.stdout.decode("utf-8", errors="surrogateescape")
+
+
+def _last_line(text: bytes) -> str:
+    lines: Sequence[str] = text.decode("utf-8", errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("fatal: ").removeprefix("error: ") if lines else ""

@@ -1,0 +1,1 @@
+"""The same experiment over many runs: where its time changed, and which commit changed it."""

@@ -1,0 +1,1 @@
+"""Run files as other programs read them, a file a format."""
