@@ -130,6 +130,7 @@ class Pair:
         monkeypatch.setattr(
             "kbench.device.cuda.same_code.same_code", lambda plan, cubin, other_plan, other_cubin: cubin == "same"
         )
+        monkeypatch.setattr("kbench.device.cuda.same_code.code_hash", lambda plan, cubin: "")  # a fake has no code
         monkeypatch.setattr(ab.time, "sleep", lambda seconds: None)
         monkeypatch.setattr(ab, "WARMUP_S", 0.0)
         self.evaluator = PairEvaluator(
