@@ -64,10 +64,10 @@ train: $(TRAIN_READY)
 	$(PY) -m kbench train gpt2 $(ARGS)
 
 test: lint
-	$(PY) -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(PY) -m pytest -n 2 -m "not slow" $(PYTEST_ARGS)
 
 test-all: lint
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n 2 $(PYTEST_ARGS)
 
 # All of the extra cuda12 but cuBLAS and NVML, which do nothing without a GPU. No GPU has run this combination.
 test-cuda12: $(VENV)-cuda12/.ready
@@ -102,7 +102,7 @@ clean:
 
 # With VENV= nothing is installed, so what is missing is said before Python says it in a traceback.
 RUN_MODULES := numpy ml_dtypes typer rich pandas
-TEST_MODULES := $(RUN_MODULES) pytest ruff mypy pandas-stubs
+TEST_MODULES := $(RUN_MODULES) pytest xdist ruff mypy pandas-stubs
 
 # Old enough for the Python that it complains about.
 define NEW_ENOUGH

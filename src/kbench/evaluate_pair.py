@@ -90,7 +90,9 @@ class PairEvaluator(Evaluator):
         if side.block is not None:
             return {"job": asdict(replace(job, block=side.block)), "why": "as given"}
         row = kept_row(best, self._new_row(job))
-        if row is not None and row.source == self.catalog.fingerprint(job.family, job.version):
+        # Of other parameters, the best block size may be another one.
+        source = self.catalog.fingerprint(job.family, job.version)
+        if row is not None and (row.params, row.source) == (job.params, source):
             return {"job": asdict(replace(job, block=row.block)), "why": f"the best in {results / 'best.json'}"}
         only = self.catalog.version(job.family, job.version).fixed is not None
         return {"job": asdict(job), "why": "the only one" if only else "the usual one"}

@@ -15,6 +15,7 @@ from kbench.family import Family, Problem, Version
 from kbench.grammar import Target, parse_dtype, parse_dtypes
 from kbench.jobs import Job
 from kbench.params import combinations, one_at_a_time, require_declared
+from kbench.typed import misfit
 
 # 256 threads fill every GPU's multiprocessors, and are the block size that most kernels are written for.
 _USUAL_BLOCK = 256
@@ -40,7 +41,9 @@ class Selection:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Selection:
-        """The reverse of dataclasses.asdict, after a trip through JSON."""
+        """The reverse of dataclasses.asdict, after a trip through JSON. Raises KeyError or TypeError for another."""
+        if wrong := misfit(cls, data):
+            raise TypeError(wrong)
         return cls(**{**data, "targets": [Target(**target) for target in data["targets"]]})
 
     def jobs(self, catalog: Catalog, device_kind: str) -> Iterator[Job]:

@@ -36,6 +36,15 @@ def test_both_sides_are_proven_and_nothing_is_compared(capsys: pytest.CaptureFix
     assert [side["row"]["block"] for side in document["sides"]] == [64, 256]
 
 
+def test_parameters_are_those_of_both_sides_that_declare_them(capsys: pytest.CaptureFixture[str]) -> None:
+    both = ("residual_forward:1@64", "residual_forward:2@64")
+    document = compare(capsys, *both, "--param", "PACKETS=4", status=Exit.NOTHING)
+    assert [side["row"]["params"] for side in document["sides"]] == [{}, {"PACKETS": 4}]
+    assert [side["row"]["status"] for side in document["sides"]] == ["pass", "pass"]
+    for words in ("PACKETS=1,2", "OTHER=1"):
+        assert run_command(["compare", *both, "--param", words, *OPTIONS]) == Exit.USAGE
+
+
 def test_a_wrong_file_in_place_of_the_source_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = mine(tmp_path, "to_float(a) + to_float(b)", "to_float(a) - to_float(b)")
     document = compare(capsys, "residual_forward:2", path, status=Exit.WRONG)

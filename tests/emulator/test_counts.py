@@ -233,6 +233,15 @@ def test_counts_of_a_sample_are_scaled_and_say_so() -> None:
     assert Counts.from_dict(json.loads(json.dumps(part.to_dict()))).to_dict() == part.to_dict()
 
 
+def test_what_is_counted_is_of_the_parameters_that_are_chosen() -> None:
+    problem = Problem({"N": 4096}, "bf16")
+    for params, packets in (({"PACKETS": 4}, 4), ({}, 2)):
+        found = count(load_catalog(), "residual_forward", 2, problem, 64, params=params)
+        assert found.kernels[0].kernel == f"residual_forward2<__nv_bfloat16, {packets}>"
+        assert found.kernels[0].blocks == problem["N"] // (8 * 64 * packets) and found.params == {"PACKETS": packets}
+        assert Counts.from_dict(json.loads(json.dumps(found.to_dict()))).params == found.params
+
+
 def test_what_cannot_be_counted_says_why() -> None:
     catalog = load_catalog()
     small = catalog["attention_backward"].presets["small"]

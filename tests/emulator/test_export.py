@@ -24,7 +24,7 @@ TRIANGLE = Job("trimat_forward", 3, "", {"B": 1, "T": 33, "C": 32, "NH": 2}, "fp
 EXACT = Job("encoder_forward", 2, "", {"B": 2, "T": 9, "C": 24, "V": 50}, "bf16", 64)
 # Matrix products: batched, across and strided; with bias and GELU; back through GELU.
 HEADS = Job("attention_backward", 9, "", {"B": 2, "T": 9, "C": 16, "NH": 2}, "bf16", 128)
-GELU = Job("matmul_forward", 5, "", {"B": 1, "T": 5, "C": 24, "OC": 16, "gelu": 1, "bias": 1}, "fp32", 256)
+GELU = Job("matmul_forward", 5, "", {"B": 1, "T": 5, "C": 24, "OC": 16, "gelu": 1, "bias": 1}, "tf32", 256)
 BACK = Job(
     "matmul_backward", 2, "", {"B": 1, "T": 8, "C": 16, "OC": 24, "accumulate": 1, "gelu": 1, "bias": 1}, "fp16", 256
 )  # fmt: skip

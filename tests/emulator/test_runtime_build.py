@@ -86,6 +86,12 @@ def test_syntax_error_has_the_users_file_and_line(tmp_path: Path) -> None:
     assert "out[0] = 1" in error.log
 
 
+def test_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + "int x = y;\n", os.fsdecode(b"\xff.cu"))
+    assert compile_error(path, "set").message.startswith(f"{path}:2: ")
+    build_kernels(load_source(write(tmp_path, GOOD, os.fsdecode(b"\xff.cu"))), ["set"])
+
+
 def test_error_inside_an_include(tmp_path: Path) -> None:
     header = write(tmp_path, "// first line\n__device__ int broken() { return missing; }\n", "part.cuh")
     path = write(tmp_path, '#include "part.cuh"\n' + GOOD)

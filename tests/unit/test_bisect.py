@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +63,14 @@ def test_commits_come_oldest_first_with_what_their_files_are(story: tuple[Path, 
     assert len({commit.files for commit in found}) == 20 - 3 - 2  # 4, 9 and 10 are broken alike
 
 
+def test_a_subject_may_hold_what_breaks_lines_elsewhere(tmp_path: Path) -> None:
+    hashes = make_repository(tmp_path, [kernel(256)])
+    subject = "one\fpage\x1c, \u2028 and \x1f all"
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--cleanup=verbatim", "-m", subject)
+    found = repository(tmp_path).commits(hashes[0], git(tmp_path, "rev-parse", "HEAD"), "pad")
+    assert [commit.subject for commit in found] == ["change 0", subject]
+
+
 def test_a_header_counts_and_another_family_does_not(tmp_path: Path) -> None:
     hashes = make_repository(tmp_path, [kernel(256)])
     for name in ("kernels/other.cu", "kernels/pad.extra.cu", "kernels/common.cuh"):
@@ -98,6 +109,19 @@ def test_revisions_that_cannot_be_are_named(story: tuple[Path, list[str]], tmp_p
 
 def left_over(top: Path) -> list[str]:
     return git(top, "worktree", "list", "--porcelain").split("\n\n")[1:]
+
+
+def test_work_trees_go_when_a_job_is_ended(story: tuple[Path, list[str]]) -> None:
+    top, hashes = story
+    found = repository(top)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught, WorkTrees(found) as trees:
+        trees.folder(found.commits(hashes[0], hashes[-1], "pad")[2])
+        base = trees._base
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert caught.value.code == 143 and base is not None and not base.exists() and left_over(top) == []
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, RuntimeError])

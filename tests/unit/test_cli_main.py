@@ -22,20 +22,9 @@ from kbench.install import install_command
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
-    "list",
-    "run",
-    "check",
-    "sweep",
-    "compare",
-    "plot",
-    "inspect",
-    "ceilings",
-    "profile",
-    "export",
-    "train",
-    "data",
-    "doctor",
-)
+    "list", "run", "check", "sweep", "compare", "report", "plot", "results", "history", "bisect", "inspect", "ceilings",
+    "profile", "export", "train", "data", "doctor",
+)  # fmt: skip
 
 TOY = """
 from kbench.family import CheckShape, Family, Rule, Tensor, Version
@@ -246,7 +235,7 @@ def test_colour_only_where_it_is_wanted(toys: Path) -> None:
     ("target", "options", "words"),
     [
         ("run", "-S", "lacks numpy ml_dtypes typer rich pandas; install with: "),
-        ("test", "-S", "pytest ruff mypy"),
+        ("test", "-S", "pytest xdist ruff mypy"),
         ("gpu-test", "-S", "pandas pytest; install with: "),
         ("run", "--no-such-option", "needs Python 3.11 or later"),
     ],

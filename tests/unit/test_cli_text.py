@@ -68,6 +68,12 @@ def test_an_indented_table_is_no_wider() -> None:
     assert all(line.startswith("    ") and len(line) <= 80 for line in text.splitlines())
 
 
+def test_rules_are_drawn_with_what_the_encoding_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "─" in render([Column("a")], [["1"]])
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert render([Column("a"), Column("b")], [["1", "2"]]) == "a  b\n----\n1  2\n"
+
+
 def test_the_width_has_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "3")
     assert width() == 40

@@ -123,8 +123,11 @@ def test_all_columns_stand_below_each_other(sweep: Sweep, columns: int) -> None:
     parts = tables(out)
     assert len(parts) > 1 and all("ver" in part[0] and "block" in part[0] for part in parts)
     text = " ".join(part[0] for part in parts)
+    # What no row has any of: params, and what only rows have that were compiled or counted.
+    counts = {"instructions", "asked", "sectors", "used", "wavefronts", "conflicts", "barriers", "atomics"}
+    empty = {"params", "tflops", "seconds"} | counts
     for fact in BY_NAME.values():
-        assert fact.name == "params" or fact.title in text or fact.short in text
+        assert fact.name in empty or fact.title in text or fact.short in text
     assert "30,720" in out and "0.01686..0.01700" in out and "layernorm_forward6<float, true>" in out
 
 
@@ -140,8 +143,9 @@ def test_a_table_in_parts_repeats_what_tells_rows_apart() -> None:
 def test_names_of_columns_are_known_and_documented() -> None:
     assert {*TIMED, *UNTIMED, *KEYS} <= {*NAMES}
     page = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text(encoding="utf-8")
-    table = re.findall(r"^\| `(\w+)` \| (.*?) \|$", page, re.MULTILINE)
-    assert table == [(fact.name, fact.meaning) for fact in BY_NAME.values()]
+    table = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
+    titles = {fact.name: ", ".join(dict.fromkeys(filter(None, (fact.title, fact.short)))) for fact in BY_NAME.values()}
+    assert table == [(fact.name, titles[fact.name], fact.meaning) for fact in BY_NAME.values()]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +155,8 @@ def test_names_of_columns_are_known_and_documented() -> None:
         ("--columns time,", "there is no column ''"),
         ("--columns all,time", "there is no column 'all'"),
         ("--columns Time", "there is no column 'Time'; did you mean time?"),
+        ("--columns steps", "there is no column 'steps'; did you mean launches?"),
+        ("--sort regs", "there is no column 'regs'; did you mean registers?"),
         ("--sort speed", "--sort: there is no column 'speed'; "),
         ("--sort --time", "there is no column '-time'; did you mean time?"),
         ("--sort time,gbs", "there is no column 'time,gbs'"),
@@ -226,6 +232,21 @@ def test_the_emulator_has_its_own_columns(sweep: Sweep) -> None:
     out = sweep(script=rows, kind="emulator", card=None)[1]
     assert heading(out) == ["ver", "block", "check", "bound", "same bits", "steps", "touched"]
     assert "no winner:" not in out and "4 MB" in out
+
+
+def test_all_columns_are_those_that_hold_anything(sweep: Sweep) -> None:
+    rows = [make_row(1, family="layernorm_forward", device="emulator", steps={"Launch": 2}, touched=4e6)]
+    out = sweep("--columns all", script=rows, kind="emulator", card=None)[1]
+    text = " ".join(part[0] for part in tables(out))
+    assert "touched" in text and "same" in text
+    assert not any(word in text for word in ("ms", "GB/s", "occup", "regs", "waves", "samples"))
+    assert "median ms" in sweep("--columns version,time", script=rows, kind="emulator", card=None)[1], "as asked for"
+
+
+def test_an_order_that_no_row_has_a_value_for_is_not_claimed(sweep: Sweep) -> None:
+    rows = [make_row(v, family="layernorm_forward", device="emulator", measurement=None) for v in (1, 2)]
+    out = sweep("--sort time --top 1", script=rows, kind="emulator", card=None)[1]
+    assert "the first 1 of 2 rows; not shown: 1 pass" in out
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from kbench.measure import ab
 from kbench.measure import timer as timer_module
 from kbench.measure.ab_statistics import Rule
 from kbench.measure.collect import Sample
-from kbench.results.best import BEST, BEST_SCHEMA
+from kbench.params import Param
+from kbench.results.best import BEST, BEST_SCHEMA, load_best
 from kbench.results.strict_json import dumps
 from kbench.selection import Selection
 from kbench.sides import Side
@@ -129,14 +130,18 @@ class Pair:
         monkeypatch.setattr(
             "kbench.device.cuda.same_code.same_code", lambda plan, cubin, other_plan, other_cubin: cubin == "same"
         )
+        monkeypatch.setattr("kbench.device.cuda.same_code.code_hash", lambda plan, cubin: "")  # a fake has no code
         monkeypatch.setattr(ab.time, "sleep", lambda seconds: None)
         monkeypatch.setattr(ab, "WARMUP_S", 0.0)
         self.evaluator = PairEvaluator(
             self.channel, device="cuda", family_dirs=[], seed=1, rtol=None, atol=None, time_limit=1, workers=None
         )
 
-    def compare(self, files=("", ""), versions=(1, 2)):
-        jobs = [Job("doubling", version, "", {"N": COUNT}, "fp32", 128) for version in versions]
+    def compare(self, files=("", ""), versions=(1, 2), params=({}, {})):
+        jobs = [
+            Job("doubling", version, "", {"N": COUNT}, "fp32", 128, params=values)
+            for version, values in zip(versions, params, strict=True)
+        ]
         answer = self.evaluator.compare(jobs, files, QUICK, "kbench compare again")
         dumps(answer)
         return answer
@@ -244,6 +249,26 @@ def test_a_fault_of_the_last_proof_is_its_own_sides(pair, number):
     assert answer["comparison"] is None and pair.card.live == 0
 
 
+def test_plan_and_scratch_of_a_side_are_those_of_its_parameters(pair):
+    asked = []
+
+    def own(problem, block, props, ROWS):
+        asked.append(ROWS)
+        return ()
+
+    second = pair.family.versions[1]
+    plan = second.plan
+    second = replace(
+        second, params={"ROWS": Param(2, (1, 2))}, scratch=own,
+        plan=lambda problem, block, props, ROWS: plan(problem, block, props),
+    )  # fmt: skip
+    changed = replace(pair.family, versions=(pair.family.versions[0], second))
+    pair.evaluator.catalog["doubling"] = changed
+    answer = pair.compare(params=({}, {"ROWS": 1}))
+    assert statuses(answer) == ["pass", "pass"] and set(asked) == {1}
+    assert answer["rows"][1]["params"] == {"ROWS": 1}
+
+
 def test_without_times_both_are_still_proven_twice(pair):
     pair.card.kind = "emulator"
     answer = pair.compare()
@@ -270,7 +295,7 @@ def test_the_same_code_is_named(pair):
 
 def best(pair, block, source="files of doubling 1"):
     row = pair.evaluator._new_row(Job("doubling", 1, "", {"N": COUNT}, "fp32", block))
-    row.source, row.measurement = source, {"median_ms": 1.0}
+    row.source, row.measurement = source, {"median_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1}
     entry = {"run": "x", "row": row.to_dict()}
     problem = {"cold": {f"N={COUNT}": {"1": entry}}}
     document = {"schema": BEST_SCHEMA, "gpus": {"Card": {"doubling": {"fp32": problem}}}}
@@ -288,6 +313,15 @@ def test_the_block_size_is_the_given_else_the_best_else_the_usual(pair):
 
 def test_a_best_row_of_other_files_decides_nothing(pair):
     best(pair, 64, source="other files")
+    assert pair.plan(Side("doubling", 1), Side("doubling", 2))[0]["job"]["block"] == 256
+
+
+def test_a_best_row_of_other_parameters_decides_nothing(pair):
+    best(pair, 64)
+    document = load_best(pair.folder)
+    (kept,) = document["gpus"]["Card"]["doubling"]["fp32"]["cold"].values()
+    kept["1"]["row"]["params"] = {"PACKETS": 4}
+    (pair.folder / BEST).write_text(dumps(document))
     assert pair.plan(Side("doubling", 1), Side("doubling", 2))[0]["job"]["block"] == 256
 
 

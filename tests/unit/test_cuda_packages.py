@@ -76,12 +76,14 @@ def test_a_description_names_the_libraries_that_are_installed(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "cudnn", SimpleNamespace(backend_version_string=lambda: "9.13.0"))
     monkeypatch.setattr(versions, "load_nccl", lambda: SimpleNamespace(get_version=lambda: 22707))
     device = object.__new__(CudaDevice)
-    device.xp, device.props = cupy, architecture_of("sm_90").props()
+    device.xp, device.props, device.ordinal = cupy, architecture_of("sm_90").props(), 0
+    limits = {"power_limit_w": 700.0, "sm_clock_mhz": 1980, "application_clock_mhz": None}
+    monkeypatch.setattr("kbench.device.cuda.device.limits", lambda ordinal: limits)
     device._runtime = SimpleNamespace(runtimeGetVersion=lambda: 13000, driverGetVersion=lambda: 13000)
     facts = device.describe()
     assert (facts["cublaslt"], facts["cudnn"], facts["nccl"]) == (130000, "9.13.0", 22707)
     assert device.row_name == facts["name"] == "H100 SXM"
-    assert facts["props"]["multiprocessors"] == 132
+    assert facts["props"]["multiprocessors"] == 132 and facts["limits"] == limits
     monkeypatch.setitem(sys.modules, "nvmath.bindings", None)
     monkeypatch.setitem(sys.modules, "cudnn", SimpleNamespace(backend_version_string=no_symbol))
     monkeypatch.setattr(versions, "load_nccl", missing)

@@ -257,6 +257,16 @@ def test_the_command_writes_a_program_and_says_how_to_build_it(
     assert [path.name for path in tmp_path.iterdir()] == ["matmul_forward_v3.cu"]
 
 
+def test_a_program_is_of_the_parameters_that_are_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    for values, chosen in ((["--param", "PACKETS=4"], 4), ([], 2)):
+        words = ["export", "residual_forward:2", "--size", "N=64", "--dtype", "bf16", "--seed", "1", "-o", "-", *values]
+        assert run_command(words) == Exit.OK
+        text = capsys.readouterr().out
+        head = text.split("#include")[0]
+        assert f"PACKETS={chosen}\n" in head and f"--param PACKETS={chosen} " in head, "how it is exported again"
+        assert f"residual_forward2<__nv_bfloat16, {chosen}>" in text
+
+
 @pytest.mark.parametrize(
     "words, status, message",
     [
@@ -266,6 +276,10 @@ def test_the_command_writes_a_program_and_says_how_to_build_it(
             "2 versions are meant; name one, such as `kbench export gelu_forward --version 2`",
         ),
         (["gelu_forward:1", "--size", "N=32,64"], Exit.USAGE, "2 problems are meant; give each --size one value"),
+        (["gelu_forward:1", "--dtype", "all"], Exit.USAGE, "export takes one dtype, not 'all'"),
+        (["residual_forward:2", "--param", "PACKETS=1,2"], Exit.USAGE, "2 sets of parameters are meant; give each --"),
+        (["residual_forward:2", "--param", "PACKETS=3"], Exit.USAGE, "refuses this: PACKETS=3 is not supported"),
+        (["residual_forward:2", "--param", "ROWS=3"], Exit.USAGE, "none of the chosen versions has a parameter 'ROWS'"),
         (["gelu_forward:9"], Exit.USAGE, "gelu_forward has no version 9"),
         (["gelu_forward:1", "-o", "x.txt"], Exit.USAGE, "it has to end in .cu"),
         (["gelu_forward:1", "-o", "folder.cu"], Exit.USAGE, "is a folder"),

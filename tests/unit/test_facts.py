@@ -31,6 +31,14 @@ def test_rates_and_the_ceiling_that_binds() -> None:
     assert facts_of(make_row(1, traffic=4e9), CARD) == Facts(), "no time, no rate"
 
 
+def test_short_plans_are_held_against_launches_but_not_in_a_graph() -> None:
+    card = Card.of({"ceilings": Ceilings(40_000.0, launch_us=2.5).to_dict()})
+    steps = [kernel(f"k{i}", 1, 32, 32) for i in range(3)]
+    found = facts(*steps, card=card, ms=0.01)
+    assert (found.share, found.ceiling) == (pytest.approx(0.75), "launch"), "three launches of 2.5 us"
+    assert facts(*steps, card=card, ms=0.01, cache_mode="graph").ceiling == "copy"
+
+
 def test_occupancy_with_its_limiter() -> None:
     found = facts(kernel("k<float>", 8192, 256, 40, static_shared=264))
     # 40 registers x 32 threads = 1,280 a warp, 12 warps a partition, 48 of 64: six blocks of eight warps.

@@ -296,7 +296,7 @@ def test_files_that_cannot_be_read_are_named_and_left_out(folder: Path, capsys: 
     add_run(folder, 1, bad)
     status, out, err = call(capsys, "toy", "--json")
     assert status == Exit.OK and len(json.loads(out)["series"][0]["points"]) == 1
-    assert "left out: " in err and "foreign.jsonl" in err and "left out 1 damaged rows" in err
+    assert "left out: " in err and "foreign.jsonl" in err and "01.jsonl: left out 1 damaged rows" in err
 
 
 def test_nothing_to_show_says_why(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from statistics import NormalDist
 
 import pytest
 
@@ -174,3 +175,11 @@ def test_the_smallest_visible_difference_is_seen_about_as_often_as_promised():
     noise = simulated(0, 0.0, 0.01, 0.001, 0.0).visible
     found = [simulated(seed, noise, 0.01, 0.001, 0.0).differs for seed in range(40)]
     assert sum(found) >= 34
+
+
+def test_blocks_are_as_many_as_bring_half_the_interval_to_the_resolution() -> None:
+    noise = [0.02 * NormalDist().inv_cdf((i + 0.5) / 16) for i in range(16)]
+    planned = design([(ratio, ratio) for ratio in noise], 1e-4, 0.0, 10.0, Rule())
+    # Of a block two pairs; Student's 99.95% point of 15 degrees is 4.07; a third on top for the pilot's own error.
+    half = 1.3 * 4.07 * 0.02 / math.sqrt(2 * planned.blocks * planned.rounds)
+    assert planned.rounds == 16 and half == pytest.approx(Rule().resolution, rel=0.1)

@@ -13,7 +13,7 @@ from kbench.measure import collect as collect_module
 from kbench.measure import replay as replay_module
 from kbench.measure import timer as timer_module
 from kbench.measure.clocks import Reading
-from kbench.measure.collect import FIRST_PAUSE_S, MAX_DISCARDED, MAX_WAITS, WARMUP_AT_LEAST_S
+from kbench.measure.collect import FIRST_PAUSE_S, MAX_DISCARDED, MAX_WAITS, WARMUP_AT_LEAST_S, Sample
 from kbench.measure.flush import FLUSH_AT_LEAST, flush_bytes
 from kbench.measure.hold import HOLD_LIMIT_S
 from kbench.measure.replay import MOST_COPIES
@@ -239,6 +239,18 @@ def test_hot_mode_does_not_flush_and_says_so(measure):
         measure.timer.measure(PLAN, mode="warm")
 
 
+def test_hot_mode_waits_for_the_restore_so_that_it_is_not_hidden_behind_the_hold(measure):
+    gpu = SimulatedGpu(1.0)
+
+    def restore(stream):
+        gpu.log.append("restore")
+        gpu.queue.append(lambda: None)
+
+    measure(gpu, restore=restore, mode="hot", rule=FIVE)
+    last = " ".join(gpu.log).split("restore ")[-1]
+    assert last.split() == ["wait", "hold", "event", "plan", "event", "wait"]
+
+
 def test_warm_up_gives_the_clocks_time_to_come_back(measure):
     gpu = SimulatedGpu(1.0)
     assert measure(gpu, rule=FIVE).warmups * 1.2 > 1e3 * WARMUP_AT_LEAST_S
@@ -265,7 +277,8 @@ def test_slow_plan_gets_three_samples_and_says_so(measure):
 
 
 def test_very_slow_plan_is_warmed_up_once(measure):
-    assert measure(SimulatedGpu(1500.0)).warmups == 1
+    result = measure(SimulatedGpu(1500.0))
+    assert (result.warmups, result.count) == (1, 3), "three, though each of them is beyond the budget"
 
 
 def test_plan_that_was_slow_only_the_first_time_is_not_called_slow(measure):
@@ -322,6 +335,11 @@ def test_events_that_say_more_than_the_host_saw_are_not_believed(measure):
 def test_work_outside_the_stream_is_noted(measure):
     assert "busy 5.0" in measure(SimulatedGpu(1.0, hidden_ms=5.0)).note
     assert measure(SimulatedGpu(1.0, hidden_ms=0.01)).note == ""
+
+
+def test_a_host_that_was_busy_once_is_not_taken_for_work_outside_the_stream():
+    assert timer_module._hidden_work([Sample(1.0, 6.0), Sample(1.0, 1.02)]) == ""
+    assert "busy 5.000 ms" in timer_module._hidden_work([Sample(1.0, 6.0), Sample(1.0, 7.0)])
 
 
 def test_short_plan_is_marked_launch_bound(measure):
@@ -461,6 +479,15 @@ def test_second_timer_agrees_though_a_graph_adds_a_gap_to_each_node(measure):
     assert result.second["by"] == f"the host's clock around graphs of {MOST_COPIES} runs"
 
 
+def test_second_timer_that_says_less_is_said_too(measure):
+    gpu = SimulatedGpu(0.5)
+    measure(gpu)
+    gpu.node_ms = -0.1
+    result = measure.timer.measure(PLAN)
+    assert result.second["agrees"] is False
+    assert "a second timer says 0.4" in result.note and "20% apart" in result.note
+
+
 @pytest.mark.parametrize("mode", ["cold", "hot"])
 def test_second_timer_that_differs_is_said(measure, mode):
     gpu = SimulatedGpu(0.5)
@@ -489,6 +516,11 @@ def test_long_plan_is_timed_by_the_hosts_clock_around_the_samples(measure):
         "by": "the host's clock around each sample", "ms": pytest.approx(20.0, rel=0.01),
         "allowed_ms": pytest.approx(1.002), "agrees": True,
     }  # fmt: skip
+
+
+def test_what_the_hosts_clock_always_shows_more_is_no_part_of_a_long_plan(measure):
+    second = measure(SimulatedGpu(20.0, host_extra_ms=0.1), second=True).second
+    assert second["ms"] == pytest.approx(20.0, abs=0.01)
 
 
 def test_plan_that_no_graph_can_hold_has_no_second_timer(measure):

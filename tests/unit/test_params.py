@@ -315,14 +315,15 @@ def test_a_row_has_all_values_that_its_version_declares(monkeypatch: pytest.Monk
     assert "--param PACKETS=3" in row.reproduce
 
 
-def test_a_row_whose_worker_is_lost_keeps_its_values() -> None:
+def test_a_row_whose_worker_is_lost_keeps_its_values_and_its_mode() -> None:
     from kbench.errors import KernelFault
 
-    bench = Bench(Options(seed=1), lambda text: None)
+    bench = Bench(Options(seed=1, mode="hot"), lambda text: None)
     bench.device_kind, bench.device = "emulator", {"name": "emulator"}
     job = Job("residual_forward", 2, "", {"N": 9}, "bf16", 64, "time", {"PACKETS": 4})
     row = bench._lost_row(job, KernelFault("timeout", "hangs"))
     assert row.params == {"PACKETS": 4} and "--param PACKETS=4" in row.reproduce
+    assert row.cache_mode == "hot" and "--hot" in row.reproduce
 
 
 def test_rows_that_differ_in_a_value_are_different_experiments_and_compete() -> None:

@@ -18,6 +18,7 @@ from fakes import failed, make_row, measured
 from kbench.ceilings import Ceilings
 from kbench.cli import plot
 from kbench.cli.app import run_command
+from kbench.cli.plot import require_page_writable
 from kbench.errors import Exit
 from kbench.plot.charts import HEIGHT, WIDTH
 from kbench.plot.contest import contests
@@ -320,7 +321,7 @@ def test_a_run_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[s
     first = sweep(tmp_path, two_families())
     sweep(tmp_path, two_families())
     status, told = error_of(capsys, "test-gpu", *where)
-    assert status == Exit.USAGE and "2 runs of the id 'test-gpu'" in told and first.stem in told
+    assert status == Exit.USAGE and "2 runs with 'test-gpu' in their ids" in told and first.stem in told
 
 
 @pytest.mark.parametrize(
@@ -384,3 +385,17 @@ def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFix
         status, told = error_of(capsys, *where, "-o", str(name))
         assert status == Exit.CANNOT and f"cannot write {name}" in told and "choose another file with -o" in told
     assert not list(tmp_path.glob(".folder*"))
+
+
+def test_a_sweep_says_before_any_work_that_its_page_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kbench.sweep.Bench", lambda *given: pytest.fail("the bench was set up"))
+    (tmp_path / "folder.html").mkdir()
+    for name, status in ((tmp_path / "folder.html", Exit.USAGE), (Path("/proc/kbench.html"), Exit.CANNOT)):
+        assert run_command(["sweep", "toy", "--results", str(tmp_path), "--html", str(name)]) == status
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1 and "choose another file with --html FILE.html" in told
+    # A page asks for no folders of results beside it.
+    (tmp_path / "runs").write_text("")
+    require_page_writable(tmp_path / "page.html", "--html")

@@ -149,6 +149,8 @@ def test_an_ncu_that_hangs_is_ended(profile: Callable[..., int], capsys: pytest.
         ("doubling:1,2", (), "a profile is of one version"),
         ("doubling", ("--version", "1-3"), "a profile is of one version"),
         ("doubling:1", ("--size", "N=1,2"), "--size N has several values"),
+        ("doubling:1", ("--param", "A=1,2"), "--param A has several values"),
+        ("doubling:1", ("--dtype", "fp32,bf16"), "profile takes one dtype"),
         ("doubling:1", ("--ncu", "/no/such/ncu"), "/no/such/ncu is no program"),
         ("doubling:1", ("--time-limit", "0"), "--time-limit"),
     ],

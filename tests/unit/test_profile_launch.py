@@ -14,6 +14,7 @@ from check_fakes import COUNT, PLAN, FakeDevice, double, doubling_family
 from kbench.check.judge import Judges
 from kbench.jobs import Job
 from kbench.measure import flush
+from kbench.params import Param
 from kbench.profile import launch
 from kbench.profile.launch import Spec, launch_profiled, launched
 
@@ -55,6 +56,30 @@ def test_a_version_that_is_wrong_is_not_launched(tmp_path: Path) -> None:
     assert not found["passed"] and "elements wrong" in found["reason"] and handed == 0
     found, handed = answer(double, tmp_path)
     assert found["passed"] and found["steps"] == {"Launch": 1} and handed == 1
+
+
+def test_plan_and_scratch_are_those_of_the_parameters(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def own(problem: Any, block: int, props: Any, ROWS: int) -> tuple[()]:
+        asked.append(ROWS)
+        return ()
+
+    def plan(problem: Any, block: int, props: Any, ROWS: int) -> Any:
+        asked.append(ROWS)
+        return PLAN
+
+    family = doubling_family(PLAN)
+    version = replace(family.versions[0], plan=plan, scratch=own, params={"ROWS": Param(2, (1, 2))})
+    source = tmp_path / "doubling.cu"
+    source.write_text("")
+    families: Any = Families(doubling=replace(family, versions=(version,), sources={1: str(source)}))
+    device = Card(double)
+    for params, value in (({"ROWS": 1}, 1), ({}, 2)):
+        asked.clear()
+        job = replace(JOB, params=params)
+        assert launched(device, families, job, 1, Judges(device), lambda bound, restore: None)["passed"]
+        assert set(asked) == {value} and len(asked) == 3
 
 
 @pytest.mark.parametrize("cold", [True, False])

@@ -22,7 +22,15 @@ from kbench.errors import CannotRunError, Exit
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w+) ?(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NAMES = ("README.md", "docs/training.md", "docs/ci.md", "docs/sweep.md", "docs/inspect.md", "docs/export.md")
+NAMES = (
+    "README.md",
+    "docs/training.md",
+    "docs/sweep.md",
+    "docs/tuning.md",
+    "docs/inspect.md",
+    "docs/export.md",
+    "docs/ci.md",
+)
 PAGES = {page: FENCE.findall((ROOT / page).read_text(encoding="utf-8")) for page in NAMES}
 BLOCKS = PAGES["README.md"]
 
@@ -71,7 +79,7 @@ def in_a_folder_with_the_files_of(page: str, folder: Path, monkeypatch: pytest.M
     """Its own files, and the README: a text that whoever reads it has at hand."""
     (folder / "README.md").write_text(README, encoding="utf-8")
     for kind, name, text in PAGES[page]:
-        if kind in ("cuda", "python"):
+        if kind in ("cuda", "python") and name:  # without one it is a piece of a file
             path = folder / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")

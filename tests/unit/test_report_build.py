@@ -100,7 +100,7 @@ def test_one_round_is_unclear_and_an_error_only_where_that_is_asked_for(report: 
     rows = (simulated(rounds=1), simulated(rounds=1, change=slower(1.2, 3)))
     found = report(*rows)
     assert found.exit_status == Exit.OK and len(times(found, "unclear")) == 2
-    assert "1 round before of at least 3" in times(found, "unclear")[0].reason
+    assert "1 round and 20 samples before" in times(found, "unclear")[0].reason
     assert report(*rows, fail_on="unclear").exit_status == Exit.REGRESSION
 
 
@@ -158,7 +158,8 @@ def test_times_that_are_none_are_not_comparable_with_the_reason(report: Reports,
 
 
 def test_a_measurement_without_samples_and_missing_keys(report: Reports) -> None:
-    broken = [replace(row, measurement={}) for row in BASE]
+    kept = ("median_ms", "low_ms", "high_ms")
+    broken = [replace(row, measurement={name: (row.measurement or {})[name] for name in kept}) for row in BASE]
     found = report(BASE, broken)
     assert len(times(found, "incomparable")) == 10 and found.exit_status == Exit.OK, "counts are compared"
 
@@ -386,11 +387,36 @@ def test_metrics_of_rows_stand_beside_them_and_unknown_ones_are_compared_too(rep
     assert report([row(float("nan"), 5)], [row(1, 5)]).counts["incomparable"] == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"overridden": True}, "judged by --rtol or --atol after"),
+        ({"source": "other files"}, "after: the version's files changed between the rounds of one side"),
+    ],
+)
+def test_one_round_of_another_kind_makes_a_row_incomparable(
+    report: Reports, change: dict[str, Any], words: str
+) -> None:
+    """It may be a later round, of which no other number of the report stands."""
+    last = max(row.round for row in BASE)
+    found = report(BASE, [replace(row, **change) if row.round == last else row for row in BASE])
+    assert {c.reason.startswith(words) for c in times(found, "incomparable")} == {True}
+    assert not times(found, "same") and not times(found, "slower")
+
+
+@pytest.mark.parametrize("changed", [0, 1, 2])
+def test_rounds_of_different_code_are_not_the_same_code(report: Reports, changed: int) -> None:
+    after = simulated(seed=2, change=slower(1.3, 2))
+    after = [replace(row, code=row.code if row.round == changed else row.code.removeprefix("other ")) for row in after]
+    found = {(c.subject.version, c.subject.block) for c in times(report(BASE, after), "slower")}
+    assert found == {(2, 64), (2, 128)}
+
+
 def test_damaged_kernels_have_no_counts(report: Reports) -> None:
     for kernels in ([{}], [{"registers": 3}], [{"name": "k", "registers": "many", "block": [32]}]):
         row = replace(plain(9, 64), kernels=kernels)
         assert not [c for c in report([row, *BASE], [row, *BASE]).changes if c.subject.version == 9]
-    with pytest.raises(UsageError, match=r"jsonl:2 is damaged"):
+    with pytest.raises(UsageError, match=r"jsonl:2 is not a row of results: kernels is \[3\]"):
         report([replace(plain(9, 64), kernels=[3])], BASE)
 
 
@@ -518,6 +544,7 @@ def test_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ("[report.thresholds]\ngelu_forward = 0.05", "report.thresholds.gelu_forward 0.05 is not a threshold"),
         ("[report]\nthresholds = '3%'", "thresholds is not a table"),
         ("[report.budgets]\n'x' = '<= 3'", "report.budgets: 'x' is no budget's name"),
+        ('[report.budgets]\n"a.registers" = "<= 3"\na.registers = "<= 4"', "a.registers stands there twice"),
         ("[report]\nfail_on = 'gone'", "report.fail_on is not a list"),
         ("[report]\nfail_on = ['odd']", "report.fail_on: 'odd' is nothing to fail on"),
     ],

@@ -152,7 +152,8 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_report(kbench: Runn
 
 def test_the_first_run(kbench: Runner) -> None:
     status, out, err = kbench("report nothing latest --first-run --junit r.xml")
-    assert status == Exit.OK and "first run: " in err and "New: only after (10)" in out and Path("r.xml").is_file()
+    assert status == Exit.OK and "first run: " in err and "kbench sweep --save writes" in " ".join(out.split())
+    assert "New: only after (10)" in out and Path("r.xml").is_file()
     status, out, err = kbench("report baseline latest --first-run")
     assert status == Exit.REGRESSION and err == "", "what is there is used"
     Path("results/baselines/baseline.jsonl.gz").write_bytes(b"")

@@ -264,10 +264,10 @@ def test_the_floor_holds_both_ways_and_can_be_set():
 @pytest.mark.parametrize(
     "before, after, missing, rounds, samples",
     [
-        (side(rounds=1, samples=64), side(rounds=1, samples=64), "1 round before of at least 3", 2, 0),
-        (side(), side(2.0, rounds=2, samples=20), "2 rounds after of at least 3", 1, 0),
-        (side(samples=9), side(2.0, samples=20), "27 samples before of at least 30", 0, 3),
-        (side(rounds=1, samples=1), side(9.0), "1 sample before of at least 30", 2, 29),
+        (side(rounds=1, samples=64), side(rounds=1, samples=64), "1 round after; a side needs 3 rounds and 30", 2, 0),
+        (side(), side(2.0, rounds=2, samples=20), "too few: 2 rounds after; ", 1, 0),
+        (side(samples=9), side(2.0, samples=20), "too few: 27 samples before; ", 0, 3),
+        (side(rounds=1, samples=1), side(9.0), "too few: 1 round and 1 sample before; ", 2, 29),
     ],
 )
 def test_too_few_rounds_or_samples_are_unclear_whatever_they_show(before, after, missing, rounds, samples):

@@ -233,3 +233,8 @@ def test_sarif_addresses_are_relative_to_the_checkout_unless_absolute() -> None:
         (found,) = run_of(reports.report(replace(reports.SLOWER, subject=reports.subject(file=file))))["results"]
         address = found["locations"][0]["physicalLocation"]["artifactLocation"]
         assert (address["uri"], address.get("uriBaseId")) == known
+
+
+def test_a_count_that_is_unchanged_and_over_budget_is_two_cases() -> None:
+    text = junit.render(reports.report(reports.OVER, replace(reports.OVER, verdict="same", before=16)))
+    assert len(set(re.findall(r'<testcase name="([^"]*)"', text))) == 2

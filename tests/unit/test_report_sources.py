@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -15,6 +16,8 @@ from kbench.errors import CannotRunError, KbenchError, UsageError
 from kbench.report.records import Loaded, load
 from kbench.report.sources import MissingBaseline, find_sources
 from kbench.results.baselines import save_baseline
+from kbench.results.merge import merge, write_merged
+from kbench.results.store import read_run
 from report_runs import plain, simulated, write_run
 
 ROWS = simulated(versions=(1,), blocks=(64,))
@@ -48,12 +51,34 @@ def test_every_kind_of_name(results: Path) -> None:
     assert names(results, str(odd)) == [odd.name], "a name with a comma is first of all a name"
 
 
+def test_a_compressed_run_has_its_id_too(results: Path) -> None:
+    first = results / "runs" / "20260101T000000Z-h200-aaaaaa.jsonl"
+    packed = first.with_name(first.name + ".gz")
+    packed.write_bytes(gzip.compress(first.read_bytes()))
+    first.unlink()
+    assert names(results, "aaaaaa") == names(results, "previous") == [packed.name]
+
+
+def test_a_pipe_is_read_once(results: Path) -> None:
+    text = (results / "runs" / "20260101T000000Z-h200-aaaaaa.jsonl").read_bytes()
+    for data in (text, gzip.compress(text)):
+        readable, writable = os.pipe()
+        with open(writable, "wb") as file:
+            file.write(data)
+        try:
+            assert read(Path(f"/dev/fd/{readable}")).side.rows == len(ROWS)
+        finally:
+            os.close(readable)
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
+        ("n" * 300, UsageError, "'nnnn"),
+        ("./" + "n" * 300, UsageError, "cannot look for './nnn"),
         ("nothing", MissingBaseline, "no baseline and no run of the name 'nothing'; `kbench sweep --save nothing`"),
         ("nothing", MissingBaseline, "baselines there: base; newest run: 20260102T000000Z"),
-        ("2026", UsageError, "holds 2 runs of the id '2026'"),
+        ("2026", UsageError, "holds 2 runs with '2026' in their ids"),
         ("gone.jsonl", MissingBaseline, "gone.jsonl is not there"),
         ("results/runs", UsageError, "is a folder"),
         ("latest,,base", UsageError, "empty name"),
@@ -149,6 +174,8 @@ def read(path: Path, *others: Path) -> Loaded:
         (b"\n", "its first line is"),
         (b"\xef\xbb\xbf{}", "begins with a byte-order mark"),
         (b"{}", "is not a run file of kbench"),
+        (b"[" * 100_000 + b"\n", "is not a run file of kbench"),
+        (b'{"kind": "header", "schema": 4}\n' + b"[" * 100_000 + b'\n{"kind": "footer"}\n', ":2 is not JSON"),
         (b"[1, 2]\n", "is not a run file of kbench"),
         (b"name,time\na,1\n", "is not a run file of kbench"),
         (b'{"kind": "header", "schema": 99, "kbench": "9"}\n', "was written by kbench 9 with schema 99"),
@@ -156,9 +183,12 @@ def read(path: Path, *others: Path) -> Loaded:
         (b'{"kind": "header", "schema": 4}\n', "holds no rows"),
         (b'{"kind": "header", "schema": 4}\nnot JSON\n{"kind": "footer"}\n', ":2 is not JSON"),
         (b'{"kind": "header", "schema": 4}\n{"kind": "row", "status": "odd"}\n', ":2 is not a row"),
-        (b'{"kind": "header", "schema": 4}\n{"kind": "row", "status": "pass"}\n', ":2 lacks fields"),
+        (
+            b'{"kind": "header", "schema": 4}\n{"kind": "row", "status": "pass"}\n',
+            ":2 is not a row of results: it lacks block, ",
+        ),
         (b'{"kind": "header", "schema": 4}\n{"kind": "header", "schema": 4}\n', ":2 is a second header"),
-        (b"\xff\xfe\x00\x01", "is not a run file of kbench"),
+        (b"\xff\xfe\x00\x01", "is no UTF-8 text: it begins as UTF-16 does"),
     ],
 )
 def test_files_that_are_no_runs_are_one_line_with_their_name(tmp_path: Path, data: bytes, words: str) -> None:
@@ -198,7 +228,7 @@ def test_a_row_with_a_field_of_another_kind_is_named_with_its_line(tmp_path: Pat
     for name, value in change.items():
         setattr(row, name, value)
     path = write_run(tmp_path / "r.jsonl", [ROWS[0], row])
-    with pytest.raises(UsageError, match=r"r\.jsonl:3 is damaged"):
+    with pytest.raises(UsageError, match=r"r\.jsonl:3 is not a row of results: "):
         read(path)
 
 
@@ -237,8 +267,27 @@ def test_runs_of_one_side_that_differ_are_not_mixed(tmp_path: Path) -> None:
     assert loaded.side.facts["driver"] == "580.159.04; 570.1"
 
 
+def test_runs_of_a_merged_file_keep_their_surroundings_and_rounds(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "a.jsonl", ROWS)
+    again = write_run(tmp_path / "b.jsonl", simulated(versions=(1,), blocks=(64,), seed=2))
+    other = write_run(tmp_path / "c.jsonl", ROWS, {"driver": "570.1"})
+
+    def merged(*paths: Path) -> Path:
+        write_merged(tmp_path / "m.jsonl", merge([read_run(path) for path in paths]))
+        return tmp_path / "m.jsonl"
+
+    (experiment,) = (each for by_device in read(merged(one, again)).experiments.values() for each in by_device.values())
+    assert len(experiment.samples) == 6 and not experiment.mixed, "no run's rounds stand in the place of another's"
+    loaded = read(merged(one, other))
+    (experiment,) = (each for by_device in loaded.experiments.values() for each in by_device.values())
+    assert experiment.mixed == "runs of one side differ: driver 580.159.04 and 570.1"
+    assert loaded.side.runs == ("a", "c") and loaded.side.facts["driver"] == "580.159.04; 570.1"
+    with pytest.raises(UsageError, match="run a is named twice"):
+        read(one, merged(one, other))
+
+
 def test_reading_takes_microseconds_a_row(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "r.jsonl", simulated(versions=range(40), blocks=range(10)))
+    path = write_run(tmp_path / "r.jsonl", simulated(versions=range(1, 41), blocks=range(10)))
     started = time.process_time()
     assert read(path).side.rows == 1200
     assert time.process_time() - started < 1.0, "a hundred thousand rows in 5 s are 50 us each"

@@ -210,6 +210,24 @@ def test_a_comment_begins_with_marker_and_verdict_and_says_what_was_compared() -
     assert any(line.startswith("Limits: time 3%") and "exit status 3" in line for line in lines)
 
 
+def test_rows_of_a_comment_stand_right_below_its_verdict() -> None:
+    """What was compared is folded away before the first section."""
+    text = markdown.render(reports.everything())
+    above = text[: text.index("####")]
+    assert above.count("<details>") == above.count("</details>") == 1
+    assert above.index("<details>") < above.index("| | before | after |") < above.index("Limits") < above.index("</d")
+
+
+def test_a_row_over_budget_shows_its_own_side_alone() -> None:
+    assert words.told(reports.OVER) == "16 bytes"
+
+
+def test_rows_that_were_only_compiled_differ_by_architecture() -> None:
+    names = [reports.subject(cache_mode="static", device=arch).name for arch in ("sm_90", "sm_100")]
+    assert [name[name.index("(") :] for name in names] == ["(static, sm_90)", "(static, sm_100)"]
+    assert reports.subject(cache_mode="hot").name.endswith("(hot)")
+
+
 def test_only_what_needs_no_look_is_behind_a_click() -> None:
     shown = re.sub(r"(?s)<details>.*?</details>", "", markdown.render(reports.everything()))
     assert all(
@@ -285,7 +303,7 @@ def test_a_comment_of_the_longest_names_and_letters_fits() -> None:
     text = markdown.render(report)
     assert len(text.encode()) <= markdown.COMMENT
     assert "91 more findings" in text
-    assert text.count("<details>") == text.count("</details>") == 4
+    assert text.count("<details>") == text.count("</details>") == 5
 
 
 def test_a_summary_may_be_longer_than_a_comment() -> None:

@@ -113,7 +113,8 @@ def test_numbers_that_are_none_are_one_line_and_no_traceback(folder: Path, capsy
         path = make_run(folder, 1, row, name="bad")
         for command in (["show"], ["export", "--format", "bencher"], ["export"]):
             status, _, err = call(capsys, *command, str(path))
-            assert status == Exit.USAGE and "row 1 is damaged: toy version 1" in err and err.count("\n") == 1
+            assert status == Exit.USAGE and err.count("\n") == 1
+            assert "bad.jsonl:2 is not a row of results: a measurement has median_ms" in err
 
 
 def test_rounds_are_one_row(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,6 +269,37 @@ def test_rows_of_one_run_that_differ_are_all_kept_and_said(folder: Path) -> None
     assert len(found.remarks) == 1 and "of run one differs between" in found.remarks[0]
 
 
+def test_two_runs_of_one_id_are_not_mixed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = make_run(folder, 3, name="one")
+    other = make_run(folder / "elsewhere", 3, name="one", device=OTHER)
+    out = folder / "both.jsonl"
+    status, _, err = call(capsys, "merge", str(one), str(other), "-o", str(out))
+    assert status == Exit.USAGE and f"{one} and {other} hold different runs of the id 'one'" in err
+    assert not out.exists()
+
+
+def test_runs_without_an_id_come_apart_again(folder: Path) -> None:
+    """Baselines of exact numbers have none: they are named by their files."""
+    paths = [make_run(folder, 3, name="one"), make_run(folder, 3, name="two", device=OTHER)]
+    for path in paths:
+        head, *rest = path.read_text().splitlines(keepends=True)
+        header = {name: value for name, value in json.loads(head).items() if name != "id"}
+        path.write_text(json.dumps(header) + "\n" + "".join(rest))
+    write_merged(folder / "both.jsonl", merge([read_run(path) for path in paths]))
+    assert [(part.id, len(part.rows)) for part in parts(read_run(folder / "both.jsonl"))] == [("one", 3), ("two", 3)]
+
+
+def test_an_id_that_is_no_text_is_merged_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = make_run(folder, 3, name="one"), make_run(folder, 2, name="two")
+    one.write_text(one.read_text().replace('"id": "one"', '"id": "\\ud800"'))
+    assert call(capsys, "merge", str(one), str(two), "-o", str(folder / "both.jsonl"))[0] == Exit.OK
+
+
+def test_a_device_of_an_odd_kind_is_merged_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = make_run(folder, 3, name="one"), make_run(folder, 2, name="two", device={**DEVICE, "kind": []})
+    assert call(capsys, "merge", str(one), str(two), "-o", str(folder / "both.jsonl"))[0] == Exit.OK
+
+
 def test_a_run_is_never_written_over(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = make_run(folder, 3, name="one"), make_run(folder, 2, name="two")
     before = one.read_bytes()
@@ -325,6 +357,21 @@ def test_what_is_referred_to_stays(runs: Path, capsys: pytest.CaptureFixture[str
     assert (runs / "baselines" / "good.jsonl.gz").exists()
     assert "run1: it is the latest" in out and "run2: best.json has rows of it" in out
     assert "run3: it cannot be read" in out and "5 runs removed" in out
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden"])
+def test_a_file_whose_id_would_be_a_folder_takes_nothing_with_it(
+    runs: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runs / "runs" / f"{name}.jsonl").write_bytes((runs / "runs" / "run9.jsonl").read_bytes())
+    assert call(capsys, "prune", "--keep", "0", "--yes")[0] == Exit.OK
+    assert (runs / "baselines" / "good.jsonl.gz").exists() and (runs / "runs" / "run1.jsonl").exists()
+    assert (runs / "tables").is_dir() and (runs / "runs" / f"{name}.jsonl").exists()
+
+
+def test_an_age_before_the_calendar_keeps_all(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = call(capsys, "prune", "--older-than", "999999w", "--yes")
+    assert status == Exit.OK and "nothing to remove" in out
 
 
 def test_both_limits_have_to_be_passed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from fakes import FakeBench, make_row
 from kbench.cli.app import run_command
+from kbench.cli.session import Session, _in_order
 from kbench.errors import CannotRunError, Exit, UsageError
 from kbench.jobs import Job
 from kbench.results.best import load_best
@@ -82,6 +83,16 @@ def test_what_is_missing_is_run_with_the_options_of_the_run(kbench: Runner) -> N
     assert "* fastest: version 1 at block size 64" in out, "of kept rows and new ones"
 
 
+def test_mode_and_values_of_parameters_are_those_of_the_run(kbench: Runner) -> None:
+    rows = [row(version, params={"A": n}, cache_mode="graph") for version in (1, 2) for n in (1, 2, 4)]
+    path = killed(kbench, 2, rows, "--graph --param A=1,2,4")
+    _, out, err = kbench("sweep --resume", rows)
+    assert "2 of 6 rows kept, 4 to run" in err
+    assert [(job.version, job.params["A"]) for job in kbench.bench.ran] == [(1, 4), (2, 1), (2, 2), (2, 4)]
+    assert kbench.bench.took.mode == "graph" and kbench.bench.asked["params"] == {"A": [1, 2, 4]}
+    assert read_run(path).rows == rows and "hot L2, seed 7" in out and out.count("A=1") >= 2
+
+
 def test_a_complete_run_has_nothing_left_to_do(kbench: Runner) -> None:
     kbench("sweep toy", ROWS)
     path = latest_run(Path("results").absolute())
@@ -119,7 +130,9 @@ def test_rows_kept_from_the_end_are_shown_though_it_stops_at_once(kbench: Runner
     edited = [replace(each, source="new files") if each.version == 1 else each for each in ROWS]
     status, out, _ = kbench("sweep --resume", [KeyboardInterrupt(), *edited[1:]])
     assert status == Exit.INTERRUPTED and "  2     64  pass" in out
-    assert read_run(path).rows == ROWS[:4]
+    run = read_run(path)
+    assert run.rows == ROWS[:4] and run.footer is not None
+    assert (run.footer["ended"], run.footer["rows"]) == ("interrupted", 1)
 
 
 def test_rows_whose_source_changed_are_run_again(kbench: Runner) -> None:
@@ -155,7 +168,7 @@ def test_rows_of_other_experiments_are_not_taken_for_those_that_are_missing() ->
 
 
 def _job(of: Row) -> Job:
-    return Job(of.family, of.version, of.idea, of.sizes, of.dtype, of.block, source=of.source)
+    return Job(of.family, of.version, of.idea, of.sizes, of.dtype, of.block, params=of.params, source=of.source)
 
 
 def _run(rows: list[Row]) -> Run:
@@ -181,7 +194,8 @@ def test_rows_kept_from_before_do_not_replace_those_of_a_newer_run(kbench: Runne
 
 @pytest.mark.parametrize(
     "options", ["--version 1", "--dtype bf16", "--size N=2", "--seed 1", "--device emulator", "--full", "--workers 2",
-                "--block-sizes 32", "--preset small", "--rtol 1", "--atol 1", "--time-limit 30", "--family-dir ."],
+                "--block-sizes 32", "--preset small", "--rtol 1", "--atol 1", "--time-limit 30", "--family-dir .",
+                "--hot", "--graph", "--param A=1", "--strategy brute_force", "--max-rows 3"],
 )  # fmt: skip
 def test_options_of_the_run_cannot_be_given_again(kbench: Runner, options: str) -> None:
     killed(kbench, 2)
@@ -234,7 +248,14 @@ def test_a_run_of_another_device_stays_there(kbench: Runner, change: dict[str, A
         (lambda header: header["selection"].pop("targets"), "its selection is none"),
         (lambda header: header["selection"].update(odd=1), "its selection is none"),
         (lambda header: header.update(options=3), "its options are none"),
+        (lambda header: header["options"].update(strategy="pso"), "is a search by pso, which cannot go on"),
         (lambda header: header.pop("device"), "its options are none"),
+        (lambda header: header["options"].update(time_limit="x"), "its options are none"),
+        (lambda header: header["options"].update(workers=True), "its options are none"),
+        (lambda header: header["selection"].update(targets=[{"family": 5}]), "its selection is none"),
+        (lambda header: header["selection"].update(sizes={"T": "x"}), "its selection is none"),
+        (lambda header: header["selection"].update(params=None), "its selection is none"),
+        (lambda header: header["selection"].update(dtype=5), "its selection is none"),
     ],
 )  # fmt: skip
 def test_files_that_cannot_go_on_are_one_line(kbench: Runner, change: Callable[[Any], Any], words: str) -> None:
@@ -316,10 +337,25 @@ def test_a_kill_while_it_goes_on_leaves_no_old_end(tmp_path: Path) -> None:
     assert keys(back.rows) == [(1, 256), (2, 256)] and back.footer is None, "it was killed: it did not end"
 
 
-def test_what_was_slow_before_is_timed_at_one_block_size_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ceilings_are_those_that_the_run_began_with(kbench: Runner) -> None:
+    stop = [*ROWS[:2], CannotRunError("stop"), *ROWS[3:]]
+    kbench("sweep toy --versions 1-2", stop, card={"copy_gbs": 4000.0})
+    status, out, _ = kbench("sweep --resume --json", ROWS[2:])
+    assert status == Exit.OK and json.loads(out)["device"]["ceilings"] == {"copy_gbs": 4000.0}
+
+
+def test_rows_that_came_stand_between_those_that_were_there() -> None:
+    session = Session()
+    with _in_order(session, {1: row(1, 1), 3: row(1, 3)}, jobs=6) as places:
+        places.update({block: row(1, block) for block in (5, 0, 2, 4)})
+    assert [each.block for each in session.rows] == list(range(6))
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_what_was_slow_before_is_timed_at_one_block_size_still(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
     from kbench.sweep import Bench, Options
 
-    bench = Bench(Options(device="cuda"), lambda note: None)
+    bench = Bench(Options(device="cuda", full=full), lambda note: None)
     bench.device_kind = "cuda"
     asked: list[str] = []
 
@@ -329,6 +365,7 @@ def test_what_was_slow_before_is_timed_at_one_block_size_still(monkeypatch: pyte
 
     monkeypatch.setattr(bench, "_announce", lambda jobs: None)
     monkeypatch.setattr(bench, "_row", answer)
-    jobs = [_job(row(1, 64)), _job(row(2, 64)), _job(row(1, 64, dtype="bf16"))]
+    jobs = [_job(row(1, 64)), _job(row(2, 64)), _job(row(1, 64, dtype="bf16")), _job(row(1, 64, params={"A": 1}))]
     came = list(bench.rows(jobs, [row(1, 32, median_ms=500.0)]))
-    assert asked == ["prove", "time", "time"] and "slow: timed at one" in came[0].reason
+    assert asked == ["time" if full else "prove", "time", "time", "time"]
+    assert came[0].reason == ("" if full else "slow: timed at one block size only (--full times all)")

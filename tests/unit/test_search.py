@@ -8,6 +8,7 @@ import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -47,9 +48,10 @@ def jobs(
 
 
 def test_a_space_is_one_version_at_one_problem() -> None:
-    mixed = [*jobs(), *jobs(version=2), *jobs(n=128)]
+    mixed = [*jobs(), *jobs(version=2), *jobs(n=128), *(replace(job, dtype="bf16") for job in jobs())]
     found = spaces(mixed)
-    assert [space.name for space in found] == ["toy:1 N=64 fp32", "toy:2 N=64 fp32", "toy:1 N=128 fp32"]
+    names = ["toy:1 N=64 fp32", "toy:2 N=64 fp32", "toy:1 N=128 fp32", "toy:1 N=64 bf16"]
+    assert [space.name for space in found] == names
     assert [job for space in found for job in space.jobs] == mixed
     assert found[0].axes == {"block": [32, 64, 128], "ROWS": [1, 2]}, "what has one value is no axis"
     assert found[0].by_place[64, 2] == jobs()[3] and len(found[0].by_place) == len(jobs())
@@ -317,6 +319,15 @@ def test_rows_that_may_not_win_are_worth_nothing(sweep: Any, strategy: None, pac
     assert [("__error__" in answer, answer.get("time")) for answer in answers] == [(True, None), (False, 1.0)] * 2
 
 
+def test_a_time_without_a_proof_is_worth_nothing(package: Any, strategy: None) -> None:
+    package.tune = lambda space, runner, options: answers.extend(runner.run([[32, 1], [64, 1]], options))
+    answers: list[Any] = []
+    rows = [make_row(median_ms=1.0, status="fail"), make_row(median_ms=2.0)]
+    bench = SimpleNamespace(seed=1, rows=lambda jobs: iter(rows))
+    list(Search("pso", 2).run(bench, jobs(), lambda row: None))
+    assert [answer.get("time") for answer in answers] == [None, 2.0]
+
+
 def test_a_search_takes_all_values_and_times_slow_rows_too(sweep: Any, strategy: None, monkeypatch: Any) -> None:
     import kbench.sweep
 
@@ -359,6 +370,13 @@ def test_options_that_make_no_search(sweep: Any, options: str, status: int, word
     assert found == status and out == "" and words in err and not results.exists()
 
 
+@pytest.mark.parametrize("option", ["--rtol 1", "--atol 0"])
+def test_a_search_among_rows_that_cannot_win_is_refused(sweep: Any, strategy: None, option: str) -> None:
+    found, out, err, results = sweep(f"--strategy pso {option}")
+    assert found == 2 and out == "" and "no row judged by --rtol or --atol can be one" in err and not results.exists()
+    assert sweep(f"--strategy brute_force {option}")[0] == 3
+
+
 def test_an_interrupted_search_keeps_its_rows_and_its_count(sweep: Any, package: Any, strategy: None) -> None:
     def tune(space: Any, runner: Any, options: Any) -> None:
         random_tune(space, SimpleNamespace(run=lambda *a: count(runner, *a)), options)
@@ -376,6 +394,10 @@ def test_an_interrupted_search_keeps_its_rows_and_its_count(sweep: Any, package:
     rows = read_run(latest_run(results)).rows
     assert status == 130 and 1 <= len(rows) <= 4
     assert f"pso measured {len(rows)} of 72 rows" in out and f"interrupted after {len(rows)} of 20 rows" in err
+    assert "--resume" not in err, "which rows are left depends on their times"
+    options = read_run(latest_run(results)).header["options"]
+    assert (options["strategy"], options["max_rows"]) == ("pso", 10)
+    assert run_command(["sweep", "--resume", "--results", str(results)]) == 2
 
 
 @has_package

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fakes import failed, make_row
+from fakes import failed, make_row, measured
 from kbench.errors import CannotRunError, UsageError
 from kbench.results.schema import SCHEMA_VERSION
 from kbench.results.store import RunWriter, latest_run, read_run, replace_text, require_writable, row_key
@@ -124,7 +126,10 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
         ('{"kind": "header"}\n', "not a run file"),
         (json.dumps({"kind": "header", "schema": SCHEMA_VERSION + 1, "kbench": "9.9"}), "kbench 9.9 with schema"),
         (json.dumps({"kind": "header", "schema": 1}) + '\n{"kind": "row", "status": "fine"}\n', ":2 is not a row"),
-        (json.dumps({"kind": "header", "schema": 1}) + '\n{"kind": "row", "status": "pass"}\n', ":2 lacks fields"),
+        (
+            json.dumps({"kind": "header", "schema": 1}) + '\n{"kind": "row", "status": "pass"}\n',
+            ":2 is not a row of results",
+        ),
     ],
 )
 def test_foreign_files_are_refused_with_file_and_reason(tmp_path: Path, text: str, words: str) -> None:
@@ -135,10 +140,32 @@ def test_foreign_files_are_refused_with_file_and_reason(tmp_path: Path, text: st
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"sizes": 5}, {"sizes": {"N": "x"}}, {"params": []}, {"verdict": "x"}, {"kernels": "x"}, {"steps": [1]},
+     {"measurement": {}}, {"measurement": {"median_ms": "x", "low_ms": 1, "high_ms": 1}},
+     *({"measurement": measured(time)} for time in (0.0, -1.0, float("inf"), float("nan"))),
+     {"block": "x"}, {"version": True}, {"source": None}, {"details": [1]}, {"traffic": "x"}],
+)  # fmt: skip
+def test_a_row_with_a_value_of_another_type_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "run.jsonl"
+    lines = [{"kind": "header", "schema": 1}, {"kind": "row", **make_row(median_ms=1.0).to_dict(), **change}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(UsageError, match=re.escape(f"{path}:2 is not a row of results: ")):
+        read_run(path)
+
+
 def test_missing_files_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read"):
         read_run(tmp_path / "none.jsonl")
     with pytest.raises(UsageError, match="holds no runs"):
+        latest_run(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "copied.jsonl").touch()
+    with pytest.raises(UsageError, match="has no file `latest`; name a run; ids there: copied"):
+        latest_run(tmp_path)
+    (tmp_path / "latest").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(UsageError, match="which is not there"):
         latest_run(tmp_path)
 
 
@@ -188,6 +215,16 @@ def test_replacing_is_atomic_and_leaves_no_other_file(tmp_path: Path) -> None:
 def test_strict_json_has_no_nan() -> None:
     text = dumps({"a": [float("nan"), float("inf"), 1.5], "b": (2, float("-inf"))})
     assert json.loads(text, parse_constant=pytest.fail) == {"a": [None, None, 1.5], "b": [2, None]}
+
+
+def test_names_that_are_no_text_come_back(tmp_path: Path) -> None:
+    name = os.fsdecode(b"/tmp/\xff.html")
+    with RunWriter(tmp_path, device=DEVICE, command=[name], options={}, kbench_version="0.1.0") as run:
+        run.append(make_row(1, reason=name))
+    read = read_run(run.path)
+    assert (read.header["command"], read.rows[0].reason) == ([name], name)
+    replace_text(tmp_path / "a", name)
+    assert (tmp_path / "a").read_text() == "/tmp/?.html"
 
 
 def test_a_row_with_a_non_finite_number_is_kept(tmp_path: Path) -> None:

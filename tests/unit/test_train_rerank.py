@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from kbench.catalog import load_catalog
-from kbench.train.chooser import Answer, Candidate, Chooser, Times, Wanted
+from kbench.train.chooser import Answer, Candidate, Chooser, Timed, Times, Wanted
 from kbench.train.layout import Layout
 from kbench.train.model import PRESETS
 from kbench.train.rerank import alternatives, rerank
@@ -32,8 +32,8 @@ def chooser(times: dict[str, dict[int, float]]) -> Chooser:
         def __init__(self) -> None:
             super().__init__({}, "", lambda family, number: "")
 
-        def of(self, need: Need) -> dict[int, tuple[int, float]]:
-            return {number: (256, ms) for number, ms in times.get(need.family, {}).items()}
+        def of(self, need: Need) -> dict[int, Timed]:
+            return {number: Timed(256, {}, ms) for number, ms in times.get(need.family, {}).items()}
 
     return Chooser(CATALOG, Wanted(), Known())
 

@@ -6,12 +6,15 @@ import contextlib
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import Any
 
 from kbench.bisect.search import Commit
 from kbench.errors import CannotRunError, KbenchError, UsageError
@@ -70,9 +73,10 @@ class Repository:
             hint = "exchange them" if back else "they are on different branches; take their merge base as --good"
             raise UsageError("--good is not a commit before --bad", hint)
         form = _SEPARATOR.join(("%H", "%h", "%as", "%s"))
-        lines = git(self.top, "log", "--first-parent", "--reverse", f"--format={form}", f"{good}..{bad}").splitlines()
-        first = git(self.top, "log", "-1", f"--format={form}", good).splitlines()
-        return [self._commit(line, family) for line in (*first, *lines)]
+        lines = git(self.top, "log", "--first-parent", "--reverse", f"--format={form}", f"{good}..{bad}")
+        first = git(self.top, "log", "-1", f"--format={form}", good)
+        # splitlines() would also break at form feeds and the like, which a subject may hold.
+        return [self._commit(line, family) for line in (first + lines).split("\n") if line]
 
     def _is_ancestor(self, older: str, newer: str) -> bool:
         try:
@@ -99,7 +103,8 @@ class Repository:
 
 @dataclass
 class WorkTrees:
-    """Commits checked out in a temporary folder; all are removed at the end, also after Ctrl-C.
+    """Commits checked out in a temporary folder; all are removed at the end, also after Ctrl-C and SIGTERM, by which CI
+    jobs end.
 
     The user's work tree, index and branches are not touched: git records a work tree of its own for each.
     """
@@ -107,8 +112,11 @@ class WorkTrees:
     repository: Repository
     _base: Path | None = None
     _trees: dict[str, Path] = field(default_factory=dict)
+    _before: Any = None
 
     def __enter__(self) -> WorkTrees:
+        if threading.current_thread() is threading.main_thread():  # no other may have handlers
+            self._before = signal.signal(signal.SIGTERM, _leave)
         self._base = Path(tempfile.mkdtemp(prefix="kbench-bisect-"))
         return self
 
@@ -123,6 +131,8 @@ class WorkTrees:
             with contextlib.suppress(KbenchError):
                 if str(self._base) in git(self.repository.top, "worktree", "list", "--porcelain"):
                     git(self.repository.top, "worktree", "prune")
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
 
     def folder(self, commit: Commit) -> Path:
         """The folder of families as it is in a commit. Raises GitError where it cannot be checked out."""
@@ -148,6 +158,10 @@ class WorkTrees:
             with contextlib.suppress(KbenchError):
                 git(self.repository.top, "worktree", "remove", "--force", "--force", str(path))
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # as shells tell of a signal
 
 
 def git(folder: Path, *words: str, environment: Mapping[str, str] | None = None) -> str:

@@ -38,7 +38,7 @@ from kbench.errors import Exit, KbenchError, worst
 _EXIT_STATUSES = """\b
 Exit statuses:
    0  fine (refused rows beside others are fine)
-   1  a regression
+   1  a regression: slower, said report, or compare --fail-if-slower
    2  wrong usage, or input that cannot be read
    3  a wrong result
    4  nothing was checked or compared

@@ -70,7 +70,7 @@ def _answer(found: Found, name: str, metric: Metric, commits: Sequence[Commit]) 
     word = "slower" if metric.name == "time" else f"worse in {metric.name}"
     counted = f"{len(commits) - 1} commits, {len(found.trials)} tried"
     if found.alike:
-        counted += f", {found.alike} that leave its files alone"
+        counted += f", {found.alike} without a change of its files"
     if not found.suspects:
         last = found.trials[-1] if found.trials else None
         if last is None:
@@ -85,7 +85,7 @@ def _answer(found: Found, name: str, metric: Metric, commits: Sequence[Commit]) 
         return f"{what} ({counted}; the newest good one is {found.good.short}):"
     trial = found.trial_of(found.first)
     size = f":{_number(trial, metric.unit)} against {commits[0].short}" if trial is not None else ""
-    return f"{found.first} made {name} {word}{size} ({counted})"
+    return f"{found.first.short} ({found.first.date}, {found.first.subject!r}) made {name} {word}{size} ({counted})"
 
 
 def _line(trial: Trial, metric: Metric) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ from kbench.cli.compare_shown import NOTHING_COMPARED, Shown, show
 from kbench.cli.run import not_run
 from kbench.cli.screen import Screen
 from kbench.errors import Exit, UsageError, worst
-from kbench.grammar import parse_dtype, parse_sizes
+from kbench.grammar import parse_dtype, parse_params, parse_sizes
 from kbench.measure.ab_statistics import Rule
 from kbench.results.compared import write_comparison
 from kbench.results.store import require_writable
@@ -130,7 +130,8 @@ def compare(
     version: VersionOption = None,
     family: FamilyOption = None,
     block_sizes: BlocksOption = None,
-    size: o.SizesOption = None,
+    param: o.ParamOption = None,
+    size: o.SizeOption = None,
     preset: o.PresetOption = None,
     dtype: o.DtypeOption = None,
     confidence: ConfidenceOption = 0.999,
@@ -150,7 +151,8 @@ def compare(
     """Prove two versions of one family, then time them alternately: which is faster, and how sure is that?
 
     SIDE is FAMILY:VERSION, such as layernorm_forward:6, or a .cu file whose kernels stand in place of the family's.
-    Either may end in a block size: layernorm_forward:6@512. FAMILY:5,6 names both sides at once.
+    Either may end in a block size: layernorm_forward:6@512. FAMILY:5,6 names both sides at once. --param is for both
+    sides, where their versions declare it.
 
     The answer is the ratio of their times with its interval, or "no difference seen" with the smallest that would
     have been. Sides that are the same machine code show the noise. On the emulator both are proven, and not timed.
@@ -158,7 +160,12 @@ def compare(
     screen = Screen(json)
     pair = parse_sides(sides, family, version, block_sizes)
     rule = Rule(confidence, least, resolution or least / 2 or Rule.resolution, budget_s=budget)
-    select = Selection([], "run", sizes=parse_sizes(size or []), preset=preset, dtype=parse_dtype(dtype, "compare"))
+    params = parse_params(param or [])
+    if several := next((name for name, values in params.items() if len(values) != 1), None):
+        raise UsageError(f"compare takes one value of a parameter, and --param {several} has several", "give one")
+    select = Selection(
+        [], "run", sizes=parse_sizes(size or []), params=params, preset=preset, dtype=parse_dtype(dtype, "compare")
+    )
     options = o.bench_options(
         device=device,
         family_dir=family_dir,
@@ -179,7 +186,7 @@ def compare(
         planned = bench.sides(pair, select, results)
         _note_contracts(pair, screen)
         names = labels(pair, [side.job.block for side in planned])
-        again = _command(planned, bench, rule)
+        again = _command(planned, bench, rule, params)
         with screen.progress([f"{names[0]} and {names[1]}"]):
             answer = bench.compare(planned, rule, again)
         shown = Shown(names, [side.why for side in planned], answer, bench.device, bench.device_kind, bench.seed)
@@ -240,7 +247,9 @@ def _note_contracts(sides: Sequence[Side], screen: Screen) -> None:
             )
 
 
-def _command(planned: Sequence[PlannedSide], bench: CompareBench, rule: Rule) -> str:
+def _command(
+    planned: Sequence[PlannedSide], bench: CompareBench, rule: Rule, params: Mapping[str, Sequence[int]]
+) -> str:
     """What repeats this comparison on the same inputs."""
     job = planned[0].job
     words = ["kbench", "compare", *(f"{side.side.name}@{side.job.block}" for side in planned)]
@@ -249,6 +258,8 @@ def _command(planned: Sequence[PlannedSide], bench: CompareBench, rule: Rule) ->
         words += ["--version", str(files[0].job.version)]
     for name, size in job.sizes.items():
         words += ["--size", f"{name}={size}"]
+    for name, (chosen,) in params.items():
+        words += ["--param", f"{name}={chosen}"]
     words += ["--dtype", job.dtype, "--seed", str(bench.seed), "--device", bench.device_kind]
     for option, value, usual in (
         ("confidence", rule.confidence, Rule.confidence),

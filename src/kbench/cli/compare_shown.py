@@ -95,7 +95,7 @@ def show(shown: Shown, screen: Screen, debug: bool) -> None:
     _table(shown, screen)
     screen.say()
     for letter, why, row in zip("AB", shown.why, rows, strict=True):
-        screen.prose(f"{letter} at block size {row.block}: {why}", "  ")
+        screen.prose(f"{letter} at block size {row.place}: {why}", "  ")
     for line in _remarks(shown):
         screen.prose(line, "  ")
     for letter, row in zip("AB", rows, strict=True):

@@ -47,10 +47,10 @@ ArchOption = Annotated[
 
 def export(
     target: o.TargetArgument,
-    version: o.VersionsOption = None,
+    version: o.OneVersionOption = None,
     block_size: o.BlockOption = None,
-    param: o.ParamsOption = None,
-    size: o.SizesOption = None,
+    param: o.ParamOption = None,
+    size: o.SizeOption = None,
     preset: o.PresetOption = None,
     dtype: o.DtypeOption = None,
     seed: o.SeedOption = None,

@@ -153,6 +153,12 @@ VersionsOption = Annotated[
         autocompletion=complete_version,
     ),
 ]
+OneVersionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--version", "--versions", metavar="N", help="The version, such as 5.", autocompletion=complete_version
+    ),
+]
 BlockOption = Annotated[
     str | None,
     typer.Option(
@@ -179,9 +185,21 @@ ParamsOption = Annotated[
         help="A parameter that versions declare (see `kbench list FAMILY`): ROWS=1,2,4; once for each name.",
     ),
 ]
+# Of commands whose rows are of one set of values.
+ParamOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param",
+        metavar="NAME=VALUE",
+        help="A parameter that the version declares (see `kbench list FAMILY`): ROWS=2; once for each name.",
+    ),
+]
 SizesOption = Annotated[
     list[str] | None,
-    typer.Option("--size", metavar="NAME=VALUE", help="A size, such as T=128 or T=128..1024; once for each name."),
+    typer.Option("--size", metavar="NAME=VALUES", help="A size, such as T=128 or T=128..1024; once for each name."),
+]
+SizeOption = Annotated[
+    list[str] | None, typer.Option("--size", metavar="NAME=VALUE", help="A size, such as T=128; once for each name.")
 ]
 PresetOption = Annotated[
     str | None,

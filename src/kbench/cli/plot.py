@@ -10,7 +10,7 @@ import typer
 from kbench.cli import options as o
 from kbench.cli.screen import Screen
 from kbench.errors import Exit, UsageError
-from kbench.results.store import LATEST, TABLES, find_run, read_run
+from kbench.results.store import LATEST, TABLES, find_run, read_run, require_writable
 
 EXAMPLES = ("kbench plot", "kbench plot latest -o sweep.html")
 
@@ -30,6 +30,13 @@ def require_page(path: Path, option: str) -> None:
     """Raises UsageError for a name that a page cannot have: a run file named by mistake would be lost."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"{option} {path} is not the name of a page", "it has to end in .html")
+
+
+def require_page_writable(path: Path, option: str) -> None:
+    """Raises UsageError for a folder of this name, CannotRunError where no file can be written."""
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a folder", f"choose another file with {option} FILE.html")
+    require_writable(path.parent, below=(), hint=f"choose another file with {option} FILE.html")
 
 
 def plot(

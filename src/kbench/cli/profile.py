@@ -38,15 +38,10 @@ _LIMITS = 20
 
 def profile(
     target: o.TargetArgument,
-    version: Annotated[
-        str | None,
-        typer.Option(
-            "--version", "--versions", metavar="N", help="The version, such as 5.", autocompletion=o.complete_version
-        ),
-    ] = None,
+    version: o.OneVersionOption = None,
     block_size: o.BlockOption = None,
-    param: o.ParamsOption = None,
-    size: o.SizesOption = None,
+    param: o.ParamOption = None,
+    size: o.SizeOption = None,
     preset: o.PresetOption = None,
     dtype: o.DtypeOption = None,
     hot: Annotated[bool, typer.Option("--hot", help="Leave the caches filled, by launches just before.")] = False,
@@ -109,7 +104,8 @@ def _require_gpu() -> None:
     try:
         choose_kind("cuda")
     except CannotRunError as error:
-        raise CannotRunError(error.message, "run `kbench doctor`; without one, `kbench inspect` counts") from error
+        advice = "run `kbench doctor`; without a GPU, `kbench inspect --counts` counts accesses to memory"
+        raise CannotRunError(error.message, advice) from error
 
 
 def _selection(

@@ -55,7 +55,7 @@ class Output:
             except OSError as error:
                 raise unwritable(path, error, _CHOOSE) from error
             return
-        require_writable(path.parent, below=())
+        require_writable(path.parent, below=(), hint=_CHOOSE)
 
     def write(self, report: Report) -> None:
         """Raises CannotRunError where it cannot be written."""

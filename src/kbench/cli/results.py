@@ -150,7 +150,8 @@ def export(
     replace_bytes(Path(output), data, "choose another file with -o FILE")
     content = {"run": str(found.path), "format": form, "file": output, "entries": shown, "left_out": without}
     screen.document("results export", {"exit_status": 0, **content})
-    screen.say(f"{form}: {output} ({shown} {'rows' if form in FORMATS[:2] else 'entries'})")
+    one, more = ("row", "rows") if form in FORMATS[:2] else ("entry", "entries")
+    screen.say(f"{form}: {output} ({shown} {one if shown == 1 else more})")
     return int(Exit.OK)
 
 
@@ -282,13 +283,16 @@ def _exported(form: str, run: Run) -> tuple[str | bytes, int, int]:
     """The text of an export, how many entries it has, and how many experiments have none."""
     from kbench.results.formats import benchmarks, tabular
     from kbench.results.formats.subject import counted, left_out, timed
+    from kbench.results.merge import parts
+    from kbench.results.rounds import merged
     from kbench.results.sound import require_sound
 
     require_sound(run)
     if form in ("csv", "parquet"):
         if not run.rows:
             return "", 0, 0
-        return (tabular.csv(run) if form == "csv" else tabular.parquet(run)), len(run.rows), 0
+        entries = sum(len(merged(part.rows)) for part in parts(run))
+        return (tabular.csv(run) if form == "csv" else tabular.parquet(run)), entries, 0
     subjects = timed(run)
     counts = [] if form == "google-benchmark" else list(counted(run))
     write_as = {

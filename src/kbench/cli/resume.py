@@ -18,6 +18,7 @@ from kbench.results.resume import Remainder, ResumedRun, remainder, require_same
 from kbench.results.schema import Row
 from kbench.results.store import LATEST, Run, find_run
 from kbench.selection import Selection
+from kbench.typed import misfit
 
 if TYPE_CHECKING:
     from kbench.sweep import Options
@@ -91,6 +92,8 @@ def options_of(run: Run) -> Options:
     try:
         recorded, device = run.header["options"], run.header["device"]
         known: dict[str, Any] = {f.name: recorded[f.name] for f in fields(Options) if f.name in recorded}
+        if wrong := misfit(Options, known):
+            raise TypeError(wrong)
         known["family_dirs"] = tuple(Path(folder) for folder in known.get("family_dirs", ()))
         # "auto" would take whatever is here now.
         return Options(**{**known, "device": device["kind"]})

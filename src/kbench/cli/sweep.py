@@ -13,7 +13,7 @@ import typer
 
 from kbench import __version__
 from kbench.cli import options as o
-from kbench.cli.plot import HtmlOption, require_page
+from kbench.cli.plot import HtmlOption, require_page, require_page_writable
 from kbench.cli.resume import require_no_others, resumption
 from kbench.cli.screen import Screen
 from kbench.cli.search import MaxRowsOption, StrategyOption, chosen_search, show_searched
@@ -167,7 +167,7 @@ def sweep(
     # All before any work: an hour of measuring must not end in "cannot write".
     if html is not None:
         require_page(html, "--html")
-        require_writable(html.parent)
+        require_page_writable(html, "--html")
     if save is not None:
         require_name(save)
     instead = unproven(context, static, counts, arch)
@@ -194,6 +194,9 @@ def sweep(
         dtype=dtype,
     )
     search = chosen_search(strategy, max_rows)
+    if search is not None and (rtol is not None or atol is not None):
+        what = "--strategy looks for the winner, and no row judged by --rtol or --atol can be one"
+        raise UsageError(what, "leave one of them out")
     times = 1 if instead else _times(rounds, save, search is not None, rtol is not None or atol is not None)
     options = o.bench_options(
         device=device,
@@ -265,7 +268,7 @@ def _finish(
     if save is not None:
         _save(session, writer, save, screen)
     if html is not None:
-        write_page(html, read_run(writer.path))
+        write_page(html, read_run(writer.path), "--html")
         screen.say(f"page:    {html}")
     # A search chooses by what it has seen: there is no rest of it to run. What only compiles is quickly done again.
     more = "" if session.searched or session.unproven else " (`kbench sweep --resume` goes on)"

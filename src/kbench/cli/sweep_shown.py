@@ -13,7 +13,7 @@ from kbench.cli.session import Session, describe
 from kbench.cli.table import Column, stacks, width
 from kbench.inspect.architectures import architecture_of
 from kbench.results.best import contest, median, winners
-from kbench.results.columns import BY_NAME, Fact, Order, parse_order, present
+from kbench.results.columns import BY_NAME, Fact, Order, is_all, parse_order, present
 from kbench.results.conditions import mode_text
 from kbench.results.facts import Card, Facts, facts_of
 from kbench.results.schema import COUNTS, STATIC, UNPROVEN, Row
@@ -26,7 +26,8 @@ TIMED = (
     "version", "block", "params", "check", "time", "interval", "bound", "ceiling", "occupancy", "gbs", "registers",
     "waves", "tail", "tflops", "limiter", "launches", "spills", "dynamic", "same",
 )  # fmt: skip
-UNTIMED = ("version", "block", "params", "check", "bound", "same", "launches", "grid", "dynamic", "touched")
+# What a GPU's occupancy follows from, such as shared memory, says little where nothing is timed.
+UNTIMED = ("version", "block", "params", "check", "bound", "same", "launches", "touched")
 COMPILED = (
     "version", "block", "params", "check", "registers", "spills", "occupancy", "limiter", "local", "static", "dynamic",
     "instructions", "waves", "launches", "grid",
@@ -115,6 +116,8 @@ class Shown:
     def _table(self, pairs: Sequence[tuple[Row, Facts]], screen: Screen) -> None:
         chosen = self.layout.columns
         facts = list(chosen) if chosen is not None else self._usual(pairs)
+        if is_all(facts):
+            facts = present(facts, pairs)
         if not any(row.params for row in self.rows):
             facts = [fact for fact in facts if fact.name != "params"]
         columns = [Column(""), *(self._column(fact, chosen is None) for fact in facts)]
@@ -159,7 +162,7 @@ class Shown:
             return
         counts = ", ".join(f"{n} {outcome}" for outcome, n in Counter(row.outcome for row, _ in pairs).items())
         order = self.layout.sorted(self.session.timed)
-        by = f" by {order}" if order else ""
+        by = f" by {order}" if order and order.sorts(self.pairs) else ""
         shown = len(self.rows) - len(pairs)
         screen.prose(f"the first {shown} of {len(self.rows)} rows{by}; not shown: {counts}", rest="  ")
 

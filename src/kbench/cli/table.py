@@ -57,7 +57,8 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], indent: int
     room = width() - indent
     columns, rows = fit(columns, rows, room)
     # Two blanks between columns, one of them the box's: wide tables still fit 80 columns.
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    rule = box.SIMPLE_HEAD if _draws_lines() else box.Box(str(box.SIMPLE_HEAD).replace("─", "-"), ascii=True)
+    table = Table(box=rule, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column.title, justify=column.align, no_wrap=not column.flexible, overflow="fold")
     for row in rows:
@@ -117,6 +118,15 @@ def paint(word: str) -> str:
 def _style(text: str) -> str:
     word = text.lower()
     return FAULT_STYLE if word in FAULTS else STYLES.get(word, "")
+
+
+def _draws_lines() -> bool:
+    """Whether stdout's encoding has the character of a rule; a row of "?" is none."""
+    try:
+        "─".encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 class _Paper(io.StringIO):

@@ -189,7 +189,7 @@ def read_runs(files: Iterable[Path], family: str, note: Callable[[str], None]) -
     found: dict[str, Run] = {}
     for path in files:
         try:
-            run = read_run(path, family)
+            run = read_run(path, family, times=False)
         except UsageError as error:
             note(f"left out: {error}")
             continue

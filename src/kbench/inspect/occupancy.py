@@ -107,8 +107,6 @@ def _by_registers(usage: Usage) -> int:
     if usage.registers > REGISTERS_PER_THREAD:
         return 0
     of_warp = _rounded(max(usage.registers, 1) * WARP, REGISTER_UNIT)
-    if of_warp * _rounded(usage.warps, PARTITIONS) > REGISTERS:
-        return 0  # a block cannot be launched, even if its warps would fit spread unevenly
     return REGISTERS // PARTITIONS // of_warp * PARTITIONS // usage.warps
 
 

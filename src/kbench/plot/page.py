@@ -25,8 +25,8 @@ from kbench.results.summary import Line, ceilings_text, summarise
 from kbench.results.tables import interval, milliseconds
 
 
-def write_page(path: Path, run: Run) -> int:
-    """Write the page of a run in one move; returns how many problems it shows.
+def write_page(path: Path, run: Run, option: str = "-o") -> int:
+    """Write the page of a run in one move; returns how many problems it shows. option: that names another file.
 
     Raises UsageError for a run that holds nothing to plot or is damaged, CannotRunError for a file that cannot be
     written.
@@ -34,7 +34,7 @@ def write_page(path: Path, run: Run) -> int:
     found = contests(run)
     # JSON may hold half a character, which no file of text can.
     text = page(run, found).encode("utf-8", errors="replace").decode("utf-8")
-    replace_text(path, text, hint="choose another file with -o FILE.html")
+    replace_text(path, text, hint=f"choose another file with {option} FILE.html")
     return len(found)
 
 

@@ -1,1 +1,1 @@
-"""Two sets of records side by side: what became faster, slower, wrong, or cannot be told."""
+"""Comparing two sets of records: what became faster, slower, wrong, or cannot be told."""

@@ -99,7 +99,7 @@ def build(before: Loaded | None, after: Loaded, settings: Settings) -> Built:
         *(f"the budget {budget} ({settings.config.path}) met no row" for budget in idle),
     ]  # fmt: skip
     if first_run:
-        findings.insert(0, "first run: there is nothing yet to compare with")
+        findings.insert(0, "first run: there is nothing yet to compare with (kbench sweep --save writes a baseline)")
     status = _exit_status(changes, building.statuses, settings.fail_on, bool(held) or first_run)
     report = Report(
         before.side, after.side, changes, tuple(findings), _limits(settings.config, building, outcome),

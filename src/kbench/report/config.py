@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def _config(path: Path, report: Mapping[str, Any]) -> Config:
         usual = parse_threshold(report["threshold"], f"{path}: report.threshold")
     budgets = [
         parse_budget(key, text, f"{path}: report.budgets")
-        for key, text in _flat(_table(report, "budgets", path)).items()
+        for key, text in _lines(_table(report, "budgets", path), path).items()
     ]
     return Config(path, Thresholds(usual, own), tuple(budgets), _fail_on(report.get("fail_on"), path))
 
@@ -94,12 +94,23 @@ def _fail_on(value: Any, path: Path) -> tuple[str, ...] | None:
     return parse_fail_on(",".join(value), what) if value else ()
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Lines by their whole keys: without quotes, a dot of TOML begins another table."""
+def _lines(budgets: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Lines by their whole keys. Raises UsageError for one that is there twice: to TOML, "a.b" and a.b are two."""
     found: dict[str, Any] = {}
-    for key, value in table.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    for key, value in _flat(budgets):
+        if key in found:
+            raise UsageError(f"{path}: report.budgets: {key} stands there twice", "leave one of them out")
+        found[key] = value
     return found
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Without quotes, a dot of TOML begins another table."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _table(holder: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:

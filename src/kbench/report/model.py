@@ -68,8 +68,13 @@ class Subject:
         block = f" @{self.block}" if self.block else ""
         words = [f"{self.family}:{self.version}{block}", self.dtype, self.problem, self.params, self.kernel]
         if self.cache_mode not in ("", "cold"):
-            words.append(f"({self.cache_mode})")
+            # Rows that were only compiled differ by nothing but the architecture where there are several.
+            words.append(f"({self.cache_mode}, {self.device})" if self._compiled else f"({self.cache_mode})")
         return " ".join(word for word in words if word)
+
+    @property
+    def _compiled(self) -> bool:
+        return self.cache_mode == "static" and bool(self.device)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from kbench.report.side import NUMBERS
 from kbench.report.sources import Source
 from kbench.report.surroundings import Surroundings
 from kbench.results.facts import Card, main_kernel
+from kbench.results.merge import source_headers
 from kbench.results.scan import Scan
 from kbench.results.schema import Row
 
@@ -111,33 +112,51 @@ def load(name: str, sources: Sequence[Source]) -> Loaded:
     around: dict[str, str] = {}
     runs: dict[str, Source] = {}
     rows = 0
-    for number, source in enumerate(sources):
+    for source in sources:
         scan = Scan(source.path, source.data)
-        if scan.id in runs:
-            raise UsageError(f"{name}: run {scan.id} is named twice", f"{runs[scan.id].path} and {source.path} hold it")
-        runs[scan.id] = source
-        rows += _read(loaded, number, scan)
+        headers = source_headers(scan.header) or {scan.id: scan.header}
+        for run in headers:
+            if run in runs:
+                raise UsageError(f"{name}: run {run} is named twice", f"{runs[run].path} and {source.path} hold it")
+        rows += _read(loaded, len(runs), scan, headers)
+        runs |= dict.fromkeys(headers, source)
         loaded.warnings += scan.warnings
         ended = (scan.footer or {}).get("ended", "the run was killed")
         if ended != "complete":
             loaded.findings.append(f'{source.path} may lack rows: it ended with "{ended}"')
-        for fact, text in _facts(scan.header, source).items():
-            around[fact] = text if around.get(fact, text) == text else f"{around[fact]}; {text}"
+        for header in headers.values():
+            for fact, text in _facts(header, source).items():
+                known = around.get(fact)
+                around[fact] = text if known is None else known if text in known.split("; ") else f"{known}; {text}"
     if not rows:
-        raise UsageError(f"{name}: {' and '.join(str(source.path) for source in sources)} holds no rows", _EMPTY)
+        paths = " and ".join(str(source.path) for source in sources)
+        raise UsageError(f"{name}: {paths} holds no rows", "; ".join(loaded.warnings) or _EMPTY)
     files = tuple(str(source.path) for source in sources)
     loaded.side = Side(name, files, tuple(runs), around, rows)
     return loaded
 
 
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """The run that rows are of: its number on this side, what it was measured in, and how its counts are read."""
+
+    number: int
+    around: Surroundings
+    reader: Reader
+
+    @classmethod
+    def of(cls, number: int, header: Mapping[str, Any]) -> _Origin:
+        device = header.get("device")
+        return cls(number, Surroundings.of(header), Reader(Card.of(device if isinstance(device, dict) else {})))
+
+
 _EMPTY = "`kbench sweep` writes some"
 
 
-def _read(loaded: Loaded, number: int, scan: Scan) -> int:
-    """Take the rows of a file; returns how many there were."""
-    device = scan.header.get("device")
-    device = device if isinstance(device, dict) else {}
-    around, reader = Surroundings.of(scan.header), Reader(Card.of(device))
+def _read(loaded: Loaded, first: int, scan: Scan, headers: Mapping[str, Mapping[str, Any]]) -> int:
+    """Take the rows of a file; returns how many there were. headers: of its runs, which get numbers from `first` on."""
+    known = {run: _Origin.of(number, header) for number, (run, header) in enumerate(headers.items(), first)}
+    whole = next(iter(known.values()))  # what names no run of the file is of its first, as `results.merge.parts` says
     uses: dict[tuple[str, ...], frozenset[str]] = {}
     count = 0
     for line, row in scan:
@@ -150,13 +169,14 @@ def _read(loaded: Loaded, number: int, scan: Scan) -> int:
             experiment = by_device.get(row.device)
             if experiment is None:
                 experiment = by_device[row.device] = Experiment(key, row.device)
+            origin = known.get(row.run, whole) if row.run else whole
             if not row.round or not experiment.rounds:  # rounds of a row are of the same kernels
                 main = main_kernel(row)
-                experiment.problem, experiment.counts = row.problem, reader.read(row)
+                experiment.problem, experiment.counts = row.problem, origin.reader.read(row)
                 experiment.kernel = str(main.get("name", "")) if main else ""
             kinds = tuple(row.steps)
-            record = _record(row, around, uses.setdefault(kinds, frozenset(kinds)))
-            experiment.rounds[number, row.round] = record
+            record = _record(row, origin.around, uses.setdefault(kinds, frozenset(kinds)))
+            experiment.rounds[origin.number, row.round] = record
         except (TypeError, AttributeError, ValueError) as error:
             raise UsageError(f"{scan.path}:{line} is damaged: {error}", "sweep again") from error
     return count

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kbench.errors import CannotRunError, UsageError
 from kbench.results.baselines import BASELINES, PREVIOUS, USUAL, baseline_names, baseline_path, require_name
-from kbench.results.store import COMPRESSED, LATEST, RUNS, SUFFIX, find_run, is_path, latest_run, read_text_of
+from kbench.results.store import COMPRESSED, LATEST, find_run, is_path, latest_run, read_text_of, run_files, run_id
 
 GIT = "git:"
 # Reading one file out of a repository takes milliseconds; one that is fetched on demand, seconds.
@@ -36,10 +36,22 @@ def find_sources(folder: Path, text: str) -> list[Source]:
     folder: of the results. Raises MissingBaseline for a name that nothing has, UsageError for one that is none or that
     several runs have, CannotRunError without git.
     """
-    names = [text] if Path(text).is_file() else [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise UsageError(f"{text!r} holds an empty name", "write one name, or several with single commas between them")
-    return [_find(folder, name) for name in names]
+    try:
+        names = [text] if _is_file(text) else [name.strip() for name in text.split(",")]
+        if not all(names):
+            raise UsageError(
+                f"{text!r} holds an empty name", "write one name, or several with single commas between them"
+            )
+        return [_find(folder, name) for name in names]
+    except OSError as error:  # a name longer than any file's, a folder that nobody may look into
+        raise UsageError(f"cannot look for {text[:60]!r}: {error.strerror}", "see whether it is a name") from error
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError:  # several names may be longer together than a file's may be
+        return False
 
 
 def _find(folder: Path, name: str) -> Source:
@@ -59,7 +71,7 @@ def _find(folder: Path, name: str) -> Source:
     path = baseline_path(folder, name)
     if path.exists():
         return Source(path)
-    ids = [run.stem for run in (folder / RUNS).glob("*" + SUFFIX)]
+    ids = list(run_files(folder))
     if any(name in known for known in ids):
         return Source(find_run(folder, name))  # which says where there are several
     baselines, newest = ", ".join(baseline_names(folder)) or "none", max(ids, default="none")
@@ -76,7 +88,7 @@ def _first_run(name: str) -> str:
 def _previous(folder: Path) -> Path:
     """The run before the latest one, by the times at which they started, with which ids begin."""
     latest = latest_run(folder)
-    older = sorted(path for path in latest.parent.glob("*" + SUFFIX) if path.name < latest.name)
+    older = [path for known, path in run_files(folder).items() if known < run_id(latest)]
     if not older:
         raise MissingBaseline(f"{latest.parent} holds no run before {latest.stem}", "sweep once more, or name a file")
     return older[-1]

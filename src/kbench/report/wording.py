@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kbench.report.decision import Decision, Rule, Verdict
 from kbench.report.family_wise import Shift
 from kbench.report.metric import Metric
-from kbench.report.needed import MAX_ROUNDS, NEVER
+from kbench.report.needed import NEVER
 
 # Kernels do become five times faster; more often such a gain is work that is no longer done.
 SUSPICIOUS = 5.0
@@ -101,11 +101,12 @@ def percent(ratio: float) -> str:
 def _too_few(row: Numbers, rule: Rule) -> str:
     texts = []
     for side, rounds, samples in zip(("before", "after"), row.rounds, row.samples, strict=True):
-        if rounds < rule.min_rounds:
-            texts.append(f"{_count(rounds, 'round')} {side} of at least {rule.min_rounds}")
-        if samples < rule.min_samples:
-            texts.append(f"{_count(samples, 'sample')} {side} of at least {rule.min_samples}")
-    return "too few: " + ", ".join(texts)
+        has = [_count(rounds, "round")] if rounds < rule.min_rounds else []
+        has += [_count(samples, "sample")] if samples < rule.min_samples else []
+        if has:
+            texts.append(f"{' and '.join(has)} {side}")
+    needed = f"a side needs {_count(rule.min_rounds, 'round')} and {_count(rule.min_samples, 'sample')}"
+    return f"too few: {', '.join(texts)}; {needed} (kbench sweep --rounds)"
 
 
 def _limit(row: Numbers, rule: Rule, metric: Metric) -> str:
@@ -117,7 +118,7 @@ def _limit(row: Numbers, rule: Rule, metric: Metric) -> str:
 
 def _advice(rounds: int | None, samples: int | None) -> str:
     if rounds is None and samples is None:
-        return f"{MAX_ROUNDS} more rounds would not settle it"
+        return "more rounds would not settle it; kbench compare FAMILY:VERSION OLD.cu may"
     ways = []
     if rounds is not None:
         ways.append(_count(rounds, "more round"))

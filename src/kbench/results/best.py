@@ -79,7 +79,7 @@ def load_best(folder: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {"schema": BEST_SCHEMA, "gpus": {}}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read {path}: {error}", _MOVE_AWAY) from error
     if not isinstance(document, dict) or not isinstance(document.get("gpus"), dict):
         raise UsageError(f"{path} is not a best.json of kbench", _MOVE_AWAY)

@@ -143,6 +143,11 @@ def parse_columns(text: str) -> list[Fact]:
     return [_named(name, "--columns") for name in dict.fromkeys(names)]
 
 
+def is_all(facts: Sequence[Fact]) -> bool:
+    """Whether these are the columns of "all", of which a table shows those that hold anything."""
+    return tuple(facts) == FACTS
+
+
 @dataclass(frozen=True)
 class Order:
     """What rows are sorted by. reverse: largest first."""
@@ -157,6 +162,10 @@ class Order:
         unknown = [pair for pair in pairs if self.fact.value(*pair) is None]
         known.sort(key=lambda pair: self.fact.value(*pair), reverse=self.reverse)
         return known + unknown
+
+    def sorts(self, rows: Iterable[tuple[Row, Facts]]) -> bool:
+        """Whether any row has a value to sort by."""
+        return any(self.fact.value(*pair) is not None for pair in rows)
 
     def __str__(self) -> str:
         return f"{self.fact.name}, largest first" if self.reverse else self.fact.name
@@ -176,6 +185,8 @@ def present(facts: Sequence[Fact], rows: Sequence[tuple[Row, Facts]]) -> list[Fa
 def _named(name: str, option: str) -> Fact:
     if name in BY_NAME:
         return BY_NAME[name]
-    near = difflib.get_close_matches(name, NAMES, n=1)
+    # What a table has above a column is not always its name: "steps" stands above `launches`.
+    headed = [fact.name for fact in FACTS if name and name in (fact.title, fact.short)]
+    near = headed or difflib.get_close_matches(name, NAMES, n=1)
     meant = f"did you mean {near[0]}? " if near else ""
     raise UsageError(f"{option}: there is no column {name!r}", f"{meant}columns: {', '.join(NAMES)}")

@@ -6,6 +6,7 @@ import gzip
 import io
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 MAGIC = b"\x1f\x8b"  # what every gzip file begins with (RFC 1952, 2.3.1)
 _PIECE = 1 << 16  # bytes read at once
@@ -19,8 +20,8 @@ class Unpacked(io.RawIOBase):
     Raises OSError; reading raises gzip.BadGzipFile or zlib.error for what is damaged or no gzip at all.
     """
 
-    def __init__(self, path: Path):
-        self._file = path.open("rb")
+    def __init__(self, file: BinaryIO):
+        self._file = file
         self._stream = zlib.decompressobj(_GZIP)
         self._begun = False  # whether the stream has had any input
         self._streams = 0  # that came to their end
@@ -57,12 +58,10 @@ class Unpacked(io.RawIOBase):
                 return found
 
 
-def is_compressed(path: Path) -> bool:
-    """Whether a file is compressed, by its name or by how it begins. Raises OSError."""
-    if path.name.endswith(".gz"):
-        return True
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+def is_compressed(path: Path, file: io.BufferedReader) -> bool:
+    """Whether an open file is compressed, by its name or by how it begins, of which nothing is taken: a pipe gives its
+    bytes once. Raises OSError."""
+    return path.name.endswith(".gz") or file.peek(len(MAGIC)).startswith(MAGIC)
 
 
 def was_cut(file: object) -> bool:

@@ -127,7 +127,7 @@ def _status(line: bytes) -> str | None:
 def _object(line: bytes) -> dict[str, Any]:
     try:
         data = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
 

@@ -33,8 +33,8 @@ class Merged:
     @property
     def id(self) -> str:
         """Of the same runs always the same, so that merging again gives the same file."""
-        names = "\n".join(str(header.get("id", "")) for header in self.headers)
-        return f"merged-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
+        names = "\n".join(str(header.get("id", "")) for header in self.headers).encode("utf-8", errors="replace")
+        return f"merged-{hashlib.sha256(names).hexdigest()[:12]}"
 
 
 def parts(run: Run) -> list[Run]:
@@ -42,10 +42,10 @@ def parts(run: Run) -> list[Run]:
 
     Rows that name none of them are of the first: somebody has edited the file.
     """
-    headers = run.header.get(SOURCES)
-    if not isinstance(headers, list) or not headers or not all(isinstance(header, dict) for header in headers):
+    headers = source_headers(run.header)
+    if not headers:
         return [run]
-    found = {str(h.get("id", number)): Run(run.path, h, [], _footer(h)) for number, h in enumerate(headers)}
+    found = {name: Run(run.path, header, [], _footer(header)) for name, header in headers.items()}
     first = next(iter(found.values()))
     for row in run.rows:
         found.get(row.run, first).rows.append(row)
@@ -53,13 +53,23 @@ def parts(run: Run) -> list[Run]:
     return list(found.values())
 
 
+def source_headers(header: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By their ids the headers of the runs that a merged file was made of, from its own header; {} of another file."""
+    headers = header.get(SOURCES)
+    if not isinstance(headers, list) or not all(isinstance(each, dict) for each in headers):
+        return {}
+    return {str(each.get("id", number)): each for number, each in enumerate(headers)}
+
+
 def merge(files: Sequence[Run]) -> Merged:
     """The rows of all files, in the order of the files and, in each, as they stand there.
 
     An experiment of one run may stand in several files, where one of them was merged before: equal rows are kept once,
-    rows that differ all, and both is said.
+    rows that differ all, and both is said. Raises UsageError for two runs of one id: their rows could not be told
+    apart.
     """
     headers: dict[str, Mapping[str, Any]] = {}
+    first: dict[str, Path] = {}
     rows: list[Row] = []
     kept: dict[object, tuple[Row, Path]] = {}
     repeated: Counter[Path] = Counter()
@@ -67,7 +77,14 @@ def merge(files: Sequence[Run]) -> Merged:
     for file in files:
         for run in parts(file):
             ended = str(run.footer.get("ended", "")) if run.footer is not None else ""
-            headers.setdefault(run.id, {**run.header, "ended": ended})
+            # A baseline of exact numbers has no id in it; its rows have to find it again.
+            header = {**run.header, "id": run.id, "ended": ended}
+            if _differ(headers.setdefault(run.id, header), header):
+                raise UsageError(
+                    f"{first[run.id]} and {file.path} hold different runs of the id {run.id!r}",
+                    "give one of the files another name" if "id" not in run.header else "one of them was edited",
+                )
+            first.setdefault(run.id, file.path)
             for row in run.rows:
                 row = replace(row, run=run.id)
                 key = (run.id, row_key(row), row.round)
@@ -133,7 +150,7 @@ def _device(headers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if devices and all(device == devices[0] for device in devices):
         return dict(devices[0])
     names = dict.fromkeys(str(device.get("name", "unnamed device")) for device in devices)
-    kinds = {device.get("kind") for device in devices}
+    kinds = {str(device.get("kind", "")) for device in devices}
     shared = (
         {key: value for key, value in devices[0].items() if all(d.get(key) == value for d in devices)}
         if devices
@@ -145,6 +162,11 @@ def _device(headers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _footer(header: Mapping[str, Any]) -> dict[str, Any] | None:
     """How a run ended, as its header in a merged file says: None where it was killed."""
     return {"ended": header["ended"]} if header.get("ended") else None
+
+
+def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two headers are of different runs: how a run ended may have changed since, for it may have gone on."""
+    return {**one, "ended": ""} != {**other, "ended": ""}
 
 
 def _differs(row: Row, run: Run, one: Path, other: Path) -> str:

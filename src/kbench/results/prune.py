@@ -43,7 +43,7 @@ def plan(folder: Path, keep: int | None, age: timedelta | None, now: datetime | 
     read: it may be somebody's only copy. Raises UsageError where best.json cannot be read.
     """
     referred = set(_runs_of(load_best(folder)))
-    limit = (now or datetime.now(UTC)) - age if age is not None else None
+    limit = _ago(age, now or datetime.now(UTC)) if age is not None else None
     removed, kept = [], []
     for position, entry in enumerate(entries(folder)):
         if keep is not None and position < keep:
@@ -55,6 +55,13 @@ def plan(folder: Path, keep: int | None, age: timedelta | None, now: datetime | 
         else:
             removed.append(entry)
     return Plan(removed, kept)
+
+
+def _ago(age: timedelta, now: datetime) -> datetime:
+    try:
+        return now - age
+    except OverflowError:  # before the calendar begins
+        return datetime.min.replace(tzinfo=UTC)
 
 
 def remove(folder: Path, entry: Entry) -> bool:

@@ -181,7 +181,7 @@ def mend(path: Path, descriptor: int) -> None:
         return
     try:
         json.loads(data[start:])
-    except ValueError:
+    except (ValueError, RecursionError):
         os.ftruncate(descriptor, start)
     else:
         os.write(descriptor, b"\n")

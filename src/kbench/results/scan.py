@@ -47,10 +47,11 @@ class Scan:
 
     def _rows(self) -> Iterator[tuple[int, Row]]:
         decode = json.JSONDecoder().decode  # json.loads would look for the encoding of each line
+        number = 1
         for number, line in enumerate(self._file, start=2):
             try:
                 data = decode(line.decode("utf-8"))
-            except ValueError as error:  # not JSON, or not UTF-8
+            except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deep to be a row
                 if self._file.readline():
                     raise UsageError(
                         f"{self.path}:{number} is not JSON", "the file was damaged after it was written"
@@ -64,6 +65,6 @@ class Scan:
                 self.footer = data
                 continue
             self.footer = None  # the run went on after it
-            yield number, upgraded(row_of(self.path, number, data), self.header)
+            yield number, upgraded(row_of(self.path, number, data, times=False), self.header)
         if was_cut(self._file):
             raise EOFError

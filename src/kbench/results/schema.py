@@ -22,14 +22,16 @@ History of the schema (the first line of a run file holds its number):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from kbench.errors import Exit
 from kbench.params import place_text
+from kbench.typed import fits, misfit
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 # Cache modes of rows that nothing proves or times: versions compiled for an architecture, or counted on the emulator.
 STATIC = "static"
@@ -49,6 +51,13 @@ STATUSES = {
     "hung": Exit.CRASHED,
     "internal": Exit.INTERNAL,  # a fault of kbench, or of a family file in a way that kbench did not foresee
 }
+
+# What every measurement has; the rest came with time.
+_TIMES = ("median_ms", "low_ms", "high_ms")
+
+
+def _is_time(value: Any) -> bool:
+    return fits(value, float) and 0 < value < math.inf
 
 
 @dataclass
@@ -136,18 +145,32 @@ class Row:
         proven = self.status == "pass" and self.cache_mode not in UNPROVEN
         return proven and self.measurement is not None and not self.overridden
 
+    @property
+    def time_fault(self) -> str:
+        """What is wrong with the times of a row that was timed; "" if nothing is."""
+        taken = self.measurement
+        if taken is None or all(_is_time(taken.get(name)) for name in _TIMES):
+            return ""
+        return f"a measurement has {', '.join(_TIMES)}, all above 0"
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Row:
-        """Read a row written by this or an older schema; unknown keys of a newer one are ignored."""
-        if data.keys() <= _NAMES:
-            return cls(**data)
-        return cls(**{key: value for key, value in data.items() if key in _NAMES})
+        """Read a row written by this or an older schema; unknown keys of a newer one are ignored. Raises TypeError for
+        what is no row."""
+        if missing := _NEEDED - data.keys():
+            raise TypeError(f"it lacks {', '.join(sorted(missing))}")
+        row = cls(**(data if data.keys() <= _NAMES else {key: data[key] for key in data.keys() & _NAMES}))
+        if wrong := misfit(cls, data):
+            raise TypeError(wrong)
+        return row
 
 
-_NAMES = frozenset(f.name for f in fields(Row))  # asked once: reports read rows by the hundred thousand
+# Asked once: reports read rows by the hundred thousand.
+_NAMES = frozenset(f.name for f in fields(Row))
+_NEEDED = frozenset(f.name for f in fields(Row) if f.default is MISSING and f.default_factory is MISSING)
 
 
 def upgraded(row: Row, header: Mapping[str, Any]) -> Row:

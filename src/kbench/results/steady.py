@@ -35,7 +35,7 @@ def steady(data: bytes) -> bytes:
             return data
         rows = [line for line in lines if line["kind"] == "row"]
         rows.sort(key=lambda line: repr(row_key(Row.from_dict(line))))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UsageError("a run that was not written whole cannot be a baseline", "sweep again") from error
     header = {name: value for name, value in header.items() if name != "id"}
     kept = [{**row, "seconds": 0.0} for row in rows]
@@ -52,7 +52,7 @@ def says_the_same(one: bytes, other: bytes) -> bool:
 def _what(head: bytes) -> Any:
     try:
         header = json.loads(head)
-    except ValueError:
+    except (ValueError, RecursionError):
         return head
     if not isinstance(header, dict) or not is_exact(header):
         return head

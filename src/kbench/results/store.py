@@ -57,11 +57,11 @@ def newest(rows: Iterable[Row]) -> list[Row]:
     return list({(row_key(row), row.round): row for row in rows}.values())
 
 
-def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES)) -> None:
+def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES), hint: str = "") -> None:
     """Prove, before any work, that results can be written in `folder` and in the folders `below` it, and leave nothing
     behind.
 
-    None of them need exist. Raises CannotRunError.
+    None of them need exist. hint: what to do where it cannot be written. Raises CannotRunError.
     """
     # A file is really created, because permission bits say nothing about read-only mounts, quotas and root.
     for needed in (folder, *(folder / name for name in below)):
@@ -72,7 +72,7 @@ def require_writable(folder: Path, below: Sequence[str] = (RUNS, TABLES)) -> Non
             with tempfile.NamedTemporaryFile(dir=existing, prefix=".kbench-"):
                 pass
         except OSError as error:
-            raise unwritable(existing, error) from error
+            raise unwritable(existing, error, hint) from error
 
 
 class RunWriter:
@@ -195,10 +195,10 @@ class Run:
         return str(self.header.get("id", self.path.stem))
 
 
-def read_run(path: Path, family: str = "") -> Run:
+def read_run(path: Path, family: str = "", times: bool = True) -> Run:
     """Read a run file. A last line that was cut off is dropped with a warning.
 
-    family: the only one whose rows are read; "" reads all. Raises UsageError, naming file and
+    family: the only one whose rows are read; "" reads all. times: see `row_of`. Raises UsageError, naming file and
     line, for a file of another kind or of a newer schema.
     """
     lines, cut = _lines(path)
@@ -213,7 +213,7 @@ def read_run(path: Path, family: str = "") -> Run:
             continue
         try:
             data = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # brackets can be nested deeper than the parser goes
             if number == len(lines):
                 run.warnings.append(f"{path}: line {number} is cut off and was left out: the run was killed there")
                 break
@@ -221,7 +221,7 @@ def read_run(path: Path, family: str = "") -> Run:
         if isinstance(data, dict) and data.get("kind") == "footer":
             run.footer = data
         else:
-            row = upgraded(row_of(path, number, data), run.header)
+            row = upgraded(row_of(path, number, data, times), run.header)
             run.footer = None  # the run went on after it
             if family and row.family != family:
                 continue
@@ -252,8 +252,10 @@ def cut_off(path: Path | str, lines: int) -> str:
 def latest_run(folder: Path) -> Path:
     """The run file that `results/latest` names. Raises UsageError if there is none."""
     try:
-        path = folder / (folder / LATEST).read_text(encoding="utf-8").strip()
+        path = folder / (folder / LATEST).read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
+        if ids := list(run_files(folder)):
+            raise UsageError(f"{folder} has no file `latest`", f"name a run; ids there: {_few(ids)}") from error
         raise UsageError(f"{folder} holds no runs", "`kbench sweep` writes one") from error
     if not path.is_file():
         raise UsageError(f"{folder / LATEST} names {path}, which is not there", "run `kbench sweep` again")
@@ -273,16 +275,22 @@ def find_run(folder: Path, name: str) -> Path:
     ids = list(paths)
     found = [known for known in ids if known == name] or [known for known in ids if name and name in known]
     if len(found) != 1:
-        what = f"{len(found)} runs" if found else "no run"
-        raise UsageError(f"{folder / RUNS} holds {what} of the id {name!r}", f"ids there: {_few(ids)}")
+        what = f"{len(found)} runs with {name!r} in their ids" if found else f"no run of the id {name!r}"
+        raise UsageError(f"{folder / RUNS} holds {what}", f"ids there: {_few(found or ids)}")
     return paths[found[0]]
 
 
 def run_files(folder: Path) -> dict[str, Path]:
     """The run files of a results folder by their ids, in the order of these, which is that of time."""
-    found = {path.name.removesuffix(COMPRESSED): path for path in (folder / RUNS).glob("*" + COMPRESSED)}
-    found |= {path.name.removesuffix(SUFFIX): path for path in (folder / RUNS).glob("*" + SUFFIX)}
+    # Hidden files are an editor's or a system's own; and an id of dots would be another folder to whoever joins paths.
+    found = {run_id(path): path for path in (folder / RUNS).glob("[!.]*" + COMPRESSED)}
+    found |= {run_id(path): path for path in (folder / RUNS).glob("[!.]*" + SUFFIX)}
     return dict(sorted(found.items()))
+
+
+def run_id(path: Path) -> str:
+    """The id that a run file has by its name."""
+    return path.name.removesuffix(COMPRESSED).removesuffix(SUFFIX)
 
 
 def is_path(name: str) -> bool:
@@ -295,7 +303,7 @@ def replace_text(path: Path, text: str, hint: str = "") -> None:
 
     hint: what to do where it cannot be written. Raises CannotRunError.
     """
-    replace_bytes(path, text.encode("utf-8"), hint)
+    replace_bytes(path, text.encode("utf-8", errors="replace"), hint)  # a name may hold what is no text
 
 
 def replace_bytes(path: Path, data: bytes, hint: str = "") -> None:
@@ -356,7 +364,12 @@ def read_text_of(name: Path | str, data: bytes) -> bytes:
 def open_run(path: Path) -> BinaryIO:
     """Open a run file to read its text, compressed or not. A compressed one that was cut off is read as far as it goes
     (`kbench.results.compressed.was_cut`). Raises OSError; reading raises OSError where a compressed one is damaged."""
-    return cast(BinaryIO, io.BufferedReader(Unpacked(path)) if is_compressed(path) else path.open("rb"))
+    file = path.open("rb")
+    try:
+        return cast(BinaryIO, io.BufferedReader(Unpacked(file)) if is_compressed(path, file) else file)
+    except BaseException:
+        file.close()
+        raise
 
 
 def unreadable(path: Path | str, error: Exception) -> UsageError:
@@ -380,7 +393,7 @@ def header_of(path: Path | str, line: str) -> dict[str, Any]:
         raise UsageError(f"{path} is only a pointer to a file in Git LFS", "`git lfs pull` fetches the file")
     try:
         header = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if header is None and line.startswith('{"kind": "header"'):
         raise UsageError(f"{path}:1 is cut off: nothing of the run is left", "copy the file again")
@@ -395,16 +408,20 @@ def header_of(path: Path | str, line: str) -> dict[str, Any]:
     return header
 
 
-def row_of(path: Path | str, number: int, data: Any) -> Row:
-    """The row that a line of a run file is. Raises UsageError, naming file and line, if it is none."""
+def row_of(path: Path | str, number: int, data: Any, times: bool = True) -> Row:
+    """The row that a line of a run file is. times: whether times that are none make it no row; else whoever reads looks
+    at `Row.time_fault`. Raises UsageError, naming file and line, if it is no row."""
     if isinstance(data, dict) and data.get("kind") == "header":
         raise UsageError(f"{path}:{number} is a second header: run files were put together", "name them one by one")
     if not isinstance(data, dict) or data.pop("kind", None) != "row" or data.get("status") not in STATUSES:
         raise UsageError(f"{path}:{number} is not a row of results")
     try:
-        return Row.from_dict(data)
+        row = Row.from_dict(data)
     except TypeError as error:
-        raise UsageError(f"{path}:{number} lacks fields of a row: {error}") from error
+        raise UsageError(f"{path}:{number} is not a row of results: {error}") from error
+    if times and row.time_fault:
+        raise UsageError(f"{path}:{number} is not a row of results: {row.time_fault}")
+    return row
 
 
 def _slug(name: str) -> str:
@@ -424,7 +441,7 @@ def _stamp(moment: datetime) -> str:
 
 def _few(ids: Sequence[str]) -> str:
     newest = ", ".join(reversed(ids[-3:]))
-    return f"{newest} and {len(ids) - 3} older ones" if len(ids) > 3 else newest or "none"
+    return f"{newest} and {len(ids) - 3} older" if len(ids) > 3 else newest or "none"
 
 
 def unwritable(path: Path, error: OSError, hint: str = "") -> CannotRunError:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
+
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def dumps(data: Any, indent: int | None = None) -> str:
-    """JSON text of dicts, lists, strings, numbers, booleans and None. Raises TypeError for anything else."""
-    return json.dumps(_finite(data), allow_nan=False, indent=indent, ensure_ascii=False)
+    """JSON text of dicts, lists, strings, numbers, booleans and None. Raises TypeError for anything else.
+
+    Bytes of a file's name that are no text, which Python holds as halves of characters, are escaped: no file takes them
+    as they are, and they come back as they were.
+    """
+    text = json.dumps(_finite(data), allow_nan=False, indent=indent, ensure_ascii=False)
+    return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def _finite(data: Any) -> Any:

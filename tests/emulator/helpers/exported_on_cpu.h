@@ -26,6 +26,7 @@ struct Request {
     int32_t order;
     uint32_t seed;
     double time_limit;
+    void* counter;  // of accesses: none
 };
 }  // namespace emu
 extern "C" const void* emu_find_module(const void* code);
@@ -49,8 +50,9 @@ template <class... P>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, std::remove_cv_t<P>... arguments) {
     void* parameters[] = {static_cast<void*>(&arguments)..., &kernel};
     const emu::Kernel record = {"", call<P...>, ""};
-    const emu::Request request = {&record, emu_find_module(reinterpret_cast<const void*>(&call<P...>)), parameters,
-                                  {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, uint32_t(shared), 2, 0, 0, 30};
+    const void* module = emu_find_module(reinterpret_cast<const void*>(&call<P...>));
+    const emu::Request request = {&record, module, parameters, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z},
+                                  uint32_t(shared), 2, 0, 0, 30, nullptr};
     emu::Report report = {};
     emu_start(&request);
     while (!emu_wait(1.0, &report)) continue;

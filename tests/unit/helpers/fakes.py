@@ -110,7 +110,8 @@ class FakeBench:
         jobs: list[Job] = []
         for row in self.script:
             if isinstance(row, Row):
-                jobs.append(Job(row.family, row.version, row.idea, row.sizes, row.dtype, row.block, source=row.source))
+                more = {"params": row.params, "source": row.source}
+                jobs.append(Job(row.family, row.version, row.idea, row.sizes, row.dtype, row.block, **more))
             else:
                 jobs.append(replace(jobs[-1]) if jobs else Job("toy", 1, "", {"N": 64}, "fp32", 256))
         self.scripted = {id(job): row for job, row in zip(jobs, self.script, strict=True)}

@@ -161,7 +161,9 @@ def _run(compiler: Compiler, command: list[str], made: Path) -> str:
         environment.setdefault(variable, str(cache.folder() / "zig"))
     command = [*command, "-o", str(made)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="surrogateescape", env=environment, check=False
+        )
     except OSError as error:
         raise _broken(compiler, f"cannot be started: {error.strerror}") from error
     if done.returncode < 0:

@@ -34,11 +34,11 @@ def write_translation(source: Source, kernels: Sequence[str], folder: Path) -> P
     """Write the translated source into `folder`; returns the file to compile."""
     names = {name: f"kbench_include_{number}.h" for number, (name, _, _) in enumerate(source.includes)}
     for name, path, text in source.includes:
-        (folder / names[name]).write_text(_translate(text, path, names), encoding="utf-8")
+        (folder / names[name]).write_text(_translate(text, path, names), encoding="utf-8", errors="surrogateescape")
     exports = "\n".join(f"EMU_KERNEL({number}, {kernel})" for number, kernel in enumerate(kernels))
     main = folder / "kernels.cpp"
     text = _translate(source.text, source.path, names)
-    main.write_text(f'{text}\n#line 1 "{TRAILER}"\n{exports}\n', encoding="utf-8")
+    main.write_text(f'{text}\n#line 1 "{TRAILER}"\n{exports}\n', encoding="utf-8", errors="surrogateescape")
     return main
 
 

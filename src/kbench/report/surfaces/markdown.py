@@ -84,8 +84,9 @@ def _head(report: Report) -> str:
         parts += [f"> {rest} more findings\n"] if rest > 0 else []
     rows = [tuple(words.shortened(cell, _FACT) for cell in row) for row in words.sides(report)]
     lines = [f"| {_prose(fact)} | {_code(before)} | {_code(after)} |\n" for fact, before, after in _chosen(rows)]
+    parts.append("<details><summary>What was compared, and the limits</summary>\n")
     parts.append("| | before | after |\n|---|---|---|\n" + "".join(lines))
-    parts.append(f"Limits: {_prose(words.limits(report), _SENTENCE)}\n")
+    parts.append(f"Limits: {_prose(words.limits(report), _SENTENCE)}\n\n</details>\n")
     return "\n".join(parts)
 
 

@@ -191,6 +191,8 @@ def place(subject: Subject) -> str:
 
 def told(change: Change) -> str:
     """The numbers of a row in words: "0.4970 ms -> 0.5180 ms (1.042x, 1.031..1.054)"; "" where it has none."""
+    if change.verdict == "over budget" and change.before is None:
+        return value(change.after, change.metric)  # held against this side alone: on the other nothing is missing
     if change.before is None and change.after is None:
         return ""
     after_before = ", ".join(part for part in (ratio(change), interval(change)) if part)

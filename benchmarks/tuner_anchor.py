@@ -1,6 +1,6 @@
 """A sweep of kbench beside Kernel Tuner's brute force, on the same kernel and space. Needs a GPU and kernel-tuner.
 
-    python benchmarks/kernel_tuner.py > beside.json
+    python benchmarks/tuner_anchor.py > beside.json
 
 The kernel adds two vectors; the space is block sizes by elements per thread. Both tools compile every point, check its
 result against the right one and time it. The table on stderr shows the wall time of the first run (nothing compiled
@@ -33,11 +33,11 @@ BLOCKS = (32, 64, 128, 256, 512, 1024)
 ITEMS = (1, 2, 4, 8)
 
 BODY = """
-template <int ITEMS>
+template <int EACH>
 __device__ void add_items(float* out, const float* a, const float* b, long long count) {
-    const long long first = (long long)blockIdx.x * blockDim.x * ITEMS + threadIdx.x;
+    const long long first = (long long)blockIdx.x * blockDim.x * EACH + threadIdx.x;
 #pragma unroll
-    for (int k = 0; k < ITEMS; k++) {
+    for (int k = 0; k < EACH; k++) {
         const long long i = first + (long long)k * blockDim.x;
         if (i < count) out[i] = a[i] + b[i];
     }
@@ -55,7 +55,7 @@ extern "C" __global__ void tuned_add(float* out, const float* a, const float* b,
 }
 """
 CONTRACT = f'''
-"""The sum of two vectors: what benchmarks/kernel_tuner.py tunes."""
+"""The sum of two vectors: what benchmarks/tuner_anchor.py tunes."""
 
 from kbench.family import CheckShape, Expected, Family, Launch, Param, Tensor, Version, ceil_div, normal
 
@@ -91,14 +91,14 @@ Run = dict[str, Any]
 
 def main() -> int:
     if reason := probe_gpu():
-        print(f"kernel_tuner: needs a GPU: {reason}", file=sys.stderr)
+        print(f"tuner_anchor: needs a GPU: {reason}", file=sys.stderr)
         return Exit.CANNOT
     with tempfile.TemporaryDirectory() as folder:
         runs = [_kbench(Path(folder), "first"), _kbench(Path(folder), "second")]
     try:
         runs += [_kernel_tuner("first"), _kernel_tuner("second")]
     except ImportError as error:
-        print(f"kernel_tuner: only kbench's own figures: {error}", file=sys.stderr)
+        print(f"tuner_anchor: only kbench's own figures: {error}", file=sys.stderr)
     _show(runs)
     print(json.dumps(runs, indent=2, allow_nan=False))
     return Exit.OK
