@@ -17,8 +17,8 @@ from kbench.results.store import header_of, open_run, row_of, unreadable
 
 class Scan:
     """A run file, read once: `header` at once, then the rows by iterating, after which `footer` and `warnings` are
-    what `kbench.results.store.Run` has of them. A compressed file that was cut off is an error here, and no warning: held
-    against half a baseline, half of the rows would be new.
+    what `kbench.results.store.Run` has of them. A compressed file that was cut off is an error here and no warning:
+    held against half a baseline, half of the rows would be new.
 
     path: the file, or what to call `data`, its text where it comes from elsewhere. Raises UsageError as `read_run`.
     """

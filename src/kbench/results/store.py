@@ -388,7 +388,7 @@ def header_of(path: Path | str, line: str) -> dict[str, Any]:
     if line.startswith("\ufeff"):
         raise UsageError(f"{path} begins with a byte-order mark, which an editor put there", "save it as plain UTF-8")
     if line.startswith("\ufffd\ufffd"):
-        raise UsageError(f"{path} is not a run file of kbench: it begins as UTF-16 does", "save it as plain UTF-8")
+        raise UsageError(f"{path} is no UTF-8 text: it begins as UTF-16 does", "save it as plain UTF-8")
     if line.startswith("version https://git-lfs"):
         raise UsageError(f"{path} is only a pointer to a file in Git LFS", "`git lfs pull` fetches the file")
     try:
