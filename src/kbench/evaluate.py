@@ -113,11 +113,16 @@ class Evaluator:
             return measured_ceilings(cast("CudaDevice", self.device), self.channel.note).to_dict()
 
     def timer(self) -> dict[str, Any]:
-        """How times are taken on this GPU."""
+        """How times are taken on this GPU, and who else uses it, which is told at once, too."""
+        from kbench.device.cuda.card import busy
         from kbench.measure.timer import timer_of
 
+        device = cast("CudaDevice", self.device)
         with self.channel.limit(_HOST_SECONDS, "setting up the timer"):
-            return timer_of(cast("CudaDevice", self.device)).facts()
+            facts = timer_of(device).facts()
+            if used := busy(device.ordinal):
+                self.channel.note(f"{used}: times are of a GPU that is shared")
+        return {**facts, "busy": used}
 
     def announce(self, jobs: list[Job]) -> None:
         """Start compiling for these jobs, and computing their references, ahead of their turn."""

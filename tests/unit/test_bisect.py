@@ -248,7 +248,10 @@ def test_the_same_machine_code_is_not_timed_again(story: tuple[Path, list[str]])
     found = repository(top)
     commits = found.commits(hashes[0], hashes[-1], "pad")
     bench = FakePairs({})
-    code = lambda tree: (tree / "pad.cu").read_text().partition("//")[0]  # noqa: E731
+
+    def code(tree: Path) -> str:
+        return (tree / "pad.cu").read_text().partition("//")[0]
+
     with WorkTrees(found) as trees:
         measure = measurer(trees, commits[0], bench, code=code)
         first, second = measure(commits[5]), measure(commits[6])

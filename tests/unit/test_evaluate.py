@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -201,3 +202,15 @@ def test_a_family_that_raises_costs_its_row_and_not_the_announcement(rows, monke
     monkeypatch.setattr(judge, "disagreement", broken)
     rows.evaluator.announce([Job("one", 1, "", {"N": COUNT}, "fp32", 128, "check")])
     assert "not enough main memory" in rows.row().reason
+
+
+@pytest.mark.parametrize("used", ["", "1 other process uses this GPU (pid 7)"])
+def test_a_gpu_that_others_use_is_told_and_recorded(monkeypatch: pytest.MonkeyPatch, used: str) -> None:
+    notes: list[str] = []
+    channel = SimpleNamespace(note=notes.append, limit=lambda seconds, doing: contextlib.nullcontext())
+    evaluator = cast(Evaluator, SimpleNamespace(channel=channel, device=SimpleNamespace(ordinal=3)))
+    facts = SimpleNamespace(facts=lambda: {"overhead_ms": 0.001})
+    monkeypatch.setattr("kbench.measure.timer.timer_of", lambda device: facts)
+    monkeypatch.setattr("kbench.device.cuda.card.busy", lambda ordinal: used if ordinal == 3 else "wrong card")
+    assert Evaluator.timer(evaluator) == {"overhead_ms": 0.001, "busy": used}
+    assert notes == ([f"{used}: times are of a GPU that is shared"] if used else [])
