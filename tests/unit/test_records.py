@@ -95,8 +95,8 @@ def test_a_compressed_file_that_was_cut_gives_the_rows_that_are_whole(tmp_path: 
         run = read_run(packed)
         assert run.rows == rows[: len(run.rows)]
         assert len(run.warnings) == 1 and "is cut off" in run.warnings[0] and str(packed) in run.warnings[0]
-        scan = Scan(packed)
-        assert [row for _, row in scan] == run.rows and len(scan.warnings) == 1
+        with pytest.raises(UsageError, match="is cut off"):
+            list(Scan(packed))  # a report must not be held against a part of a baseline
         lengths.append(len(run.rows))
     assert lengths[0] == len(rows) > lengths[2] > lengths[3] > 0
 

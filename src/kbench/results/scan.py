@@ -12,12 +12,13 @@ from typing import Any, BinaryIO
 from kbench.errors import UsageError
 from kbench.results.compressed import was_cut
 from kbench.results.schema import Row, upgraded
-from kbench.results.store import cut_off, header_of, open_run, row_of, unreadable
+from kbench.results.store import header_of, open_run, row_of, unreadable
 
 
 class Scan:
     """A run file, read once: `header` at once, then the rows by iterating, after which `footer` and `warnings` are
-    what `kbench.results.store.Run` has of them.
+    what `kbench.results.store.Run` has of them. A compressed file that was cut off is an error here and no warning:
+    held against half a baseline, half of the rows would be new.
 
     path: the file, or what to call `data`, its text where it comes from elsewhere. Raises UsageError as `read_run`.
     """
@@ -55,6 +56,8 @@ class Scan:
                     raise UsageError(
                         f"{self.path}:{number} is not JSON", "the file was damaged after it was written"
                     ) from error
+                if was_cut(self._file):
+                    raise EOFError from error
                 where = f"{self.path}: line {number} is cut off and was left out"
                 self.warnings.append(f"{where}: the run was killed there")
                 return
@@ -64,4 +67,4 @@ class Scan:
             self.footer = None  # the run went on after it
             yield number, upgraded(row_of(self.path, number, data, times=False), self.header)
         if was_cut(self._file):
-            self.warnings.append(cut_off(self.path, number))
+            raise EOFError

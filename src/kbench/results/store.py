@@ -339,10 +339,14 @@ def _lines(path: Path) -> tuple[list[str], bool]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The text of a run file, compressed or not. Raises UsageError for one that cannot be read."""
+    """The text of a run file, compressed or not. Raises UsageError for one that cannot be read, and for a compressed
+    one that was cut off."""
     try:
         with open_run(path) as file:
-            return file.read()
+            data = file.read()
+            if was_cut(file):
+                raise EOFError
+            return data
     except (OSError, EOFError, zlib.error) as error:
         raise unreadable(path, error) from error
 
