@@ -24,6 +24,10 @@ OTHERS = [
 ]
 
 
+# Versions that refuse a dtype by a rule, though they have it: at all shapes.
+REFUSED = {("matmul_forward", "fp32"): {5}}
+
+
 def prove_all(runner: FamilyRunner, dtype: str, one_block: bool, structured: bool = False) -> None:
     """All check shapes; every version must have taken some of them."""
     family, proved = runner.family, set()
@@ -36,7 +40,8 @@ def prove_all(runner: FamilyRunner, dtype: str, one_block: bool, structured: boo
                     verdict, version, case, f"{family.name} version {version.number} block {block} {case.problem}"
                 )
             proved.add(version.number)
-    assert proved == {version.number for version in family.versions if dtype in version.dtypes}
+    refusing = REFUSED.get((family.name, dtype), set())
+    assert proved == {version.number for version in family.versions if dtype in version.dtypes} - refusing
 
 
 def prove_varied(runner: FamilyRunner, dtype: str, jobs: list[Job]) -> None:

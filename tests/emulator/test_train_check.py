@@ -147,7 +147,8 @@ def test_recomputing_changes_no_bit_but_where_gelu_comes_from_an_epilogue(
     kept = gradients(run_on(exact, recompute=0, **options))
     for level in (1, 2):
         found = gradients(run_on(exact, recompute=level, **options))
-        assert same_bits(found, kept) == ([] if use == "naive" else ["fcprojw"]), level
+        epilogue = use == "best" and dtype != "fp32"  # fp32 does not take the library's GELU
+        assert same_bits(found, kept) == (["fcprojw"] if epilogue else []), level
         assert_near(found, kept, REORDERED if dtype == "fp32" else 2.0**-8)
 
 

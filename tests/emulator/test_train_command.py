@@ -177,7 +177,7 @@ def test_a_wrong_version_ends_the_run_before_its_first_step(tmp_path: Path, kben
     (tmp_path / "gelu_forward.wrong.cu").write_text(WRONG_CU.replace("n - 1", "n"))
     ran = kbench(*SMALL, "--family-dir", tmp_path, "--use", "gelu_forward=99", "--steps", "1", "--json")
     assert ran.status == Exit.OK, ran.err
-    assert ran.document["kernels"]["gelu"] == {"family": "gelu_forward", "version": 99, "block": 256}
+    assert ran.document["kernels"]["gelu"] == {"family": "gelu_forward", "version": 99, "block": 256, "params": {}}
     # And spoiled again after that proof, it does not.
     (tmp_path / "gelu_forward.wrong.cu").write_text(WRONG_CU)
     assert kbench(*SMALL, "--family-dir", tmp_path, "--use", "gelu_forward=99").status == Exit.WRONG
