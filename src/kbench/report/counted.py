@@ -12,7 +12,6 @@ from kbench.measure.statistics import median, valid_samples
 from kbench.report.budget import Budget
 from kbench.report.decision import Verdict
 from kbench.report.exact import decide_exact
-from kbench.report.metric import Metric as Decided
 from kbench.report.metrics import TIME, Values, metric_of
 from kbench.report.model import Change, Metric, Subject
 from kbench.report.records import Experiment
@@ -67,8 +66,7 @@ class Counted:
     def changes(self, place: Placed, quiet: Placed) -> Iterator[Change]:
         """place, quiet: make subjects, of changes and of what stayed the same."""
         for group, metric, before, after in self._groups.values():
-            decided = Decided(metric.name, metric.unit, higher_is_better=metric.worse < 0, exact=True)
-            decision = decide_exact(before, after, decided)
+            decision = decide_exact(before, after, metric)
             verdict = _VERDICTS.get(decision.verdict, "same")
             same = verdict == "same"
             subject = group.subject(quiet if same else place)

@@ -13,7 +13,7 @@ from kbench.report.decision import FLOOR_MS, Decision, Rule, Verdict
 from kbench.report.estimate import Estimates, estimate
 from kbench.report.family_wise import REPORT_ERROR, Shift
 from kbench.report.judge import VERDICTS, Judgement, Limits, judge
-from kbench.report.metric import TIME, Metric
+from kbench.report.model import TIME, Metric
 from kbench.report.side import Side, fault_of, flat
 from kbench.report.wording import Numbers, decision_of
 
@@ -130,7 +130,7 @@ def _decided(rows: Sequence[Comparison], samples: _Samples, report_error: float,
 def _limits(rows: Sequence[Comparison]) -> Limits:
     rules = [row.rule for row in rows]
     return Limits(
-        np.array([-1.0 if row.metric.higher_is_better else 1.0 for row in rows]),
+        np.array([float(row.metric.worse) for row in rows]),
         np.array([rule.threshold for rule in rules], dtype=np.float64),
         np.array([floor_of(row.rule, row.metric) for row in rows]),
         np.array([rule.min_rounds for rule in rules]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from kbench.report.decision import Decision, Verdict
-from kbench.report.metric import Metric
+from kbench.report.model import Metric
 
 
 def decide_exact(before: object, after: object, metric: Metric, *, threshold: float = 0.0) -> Decision:
@@ -24,7 +24,7 @@ def decide_exact(before: object, after: object, metric: Metric, *, threshold: fl
         verdict = Verdict.SAME
         reason = "unchanged" if not change else f"{_change(before, after, metric)}, limit {threshold:.4g} of it"
     else:
-        verdict = Verdict.BETTER if (change > 0) == metric.higher_is_better else Verdict.WORSE
+        verdict = Verdict.WORSE if change * metric.worse > 0 else Verdict.BETTER
         reason = _change(before, after, metric)
     return Decision(verdict, reason, float(before), float(after), ratio)
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kbench.report.model import TIME as TIME
 from kbench.report.model import Metric
 from kbench.results.facts import Card, resident_of
 from kbench.results.schema import Row
 
-TIME = Metric("time", "ms")
 Kernel = Mapping[str, Any]
 """A kernel of `Row.kernels`."""
 Values = Mapping[tuple[str, str], float]

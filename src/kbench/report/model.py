@@ -45,6 +45,9 @@ class Metric:
     exact: bool = False
 
 
+TIME = Metric("time", "ms")
+
+
 @dataclass(frozen=True)
 class Subject:
     """What is compared: a version at a problem and block size, on a device; kernel: one kernel of it, for counts that

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kbench.report.decision import Decision, Rule, Verdict
 from kbench.report.family_wise import Shift
-from kbench.report.metric import Metric
+from kbench.report.model import Metric
 from kbench.report.needed import NEVER
 
 # Kernels do become five times faster; more often such a gain is work that is no longer done.
@@ -34,7 +34,7 @@ class Numbers:
 
 def decision_of(row: Numbers, rule: Rule, metric: Metric, identical: bool, shift: Shift) -> Decision:
     """The decision with its reason; ratios turned back to after over before."""
-    sign = -1.0 if metric.higher_is_better else 1.0
+    sign = float(metric.worse)
     log = sign * row.worse
     low = high = None
     if math.isfinite(row.half):
@@ -75,7 +75,7 @@ def _reason(
     high: float | None,
     needs: tuple[int | None, int | None],
 ) -> str:
-    change = percent(math.exp(-row.worse if metric.higher_is_better else row.worse))
+    change = percent(math.exp(metric.worse * row.worse))
     if row.verdict is Verdict.NOT_COMPARABLE:
         return f"machine differs: {change} where {shift}"
     if identical and row.verdict is Verdict.SAME:
