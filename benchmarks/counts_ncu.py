@@ -1,0 +1,159 @@
+"""What `kbench inspect --counts` counts on the emulator, beside what Nsight Compute counts on a GPU.
+
+    python benchmarks/counts_ncu.py [--ncu PATH] [--seed N] > counts_ncu.json
+
+Needs a GPU, ncu, leave to read its counters, and g++. Each case is launched once under one ncu, on the same problem and
+with the same threads per block. The table on stderr has, for each kernel, sectors of 32 bytes that its loads and stores
+of global memory touch (l1tex__t_sectors_pipe_lsu_mem_global_op_ld and _st) and wavefronts of shared memory
+(l1tex__data_pipe_lsu_wavefronts_mem_shared).
+
+Plans that cut their work by the number of multiprocessors have other grids on the emulator, and are no cases here;
+`blocks` shows that both ran the same grid. nvcc and g++ may merge and hoist accesses differently, and ncu counts a
+wavefront for more than bank conflicts: this is where one sees by how much.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kbench.catalog import load_catalog
+from kbench.device.cuda.probe import probe_gpu
+from kbench.errors import CannotRunError, Exit, KbenchError
+from kbench.family import Problem
+from kbench.grammar import Target
+from kbench.inspect.counts import KernelCounts, count
+from kbench.jobs import Job
+from kbench.profile.launch import MARKER, Spec
+from kbench.profile.metrics import LOAD_SECTORS, STORE_SECTORS, WAVEFRONTS
+from kbench.profile.ncu import find_ncu, profile
+from kbench.profile.raw import Profiled, plain_name, read_raw
+from kbench.selection import Selection
+from kbench.sweep import Bench, Options
+
+# Family, version, block size: coalesced and not, short and long packets, shared memory without and with conflicts, at
+# the preset `small`; none of them asks the card how many multiprocessors it has.
+CASES: tuple[tuple[str, int, int], ...] = (
+    ("residual_forward", 1, 256),
+    ("gelu_forward", 2, 256),
+    ("gelu_backward", 2, 128),
+    ("encoder_forward", 2, 256),
+    ("layernorm_forward", 1, 64),
+    ("layernorm_forward", 3, 256),
+    ("layernorm_forward", 5, 128),
+    ("layernorm_forward", 6, 128),
+    ("softmax_forward", 1, 64),
+    ("softmax_forward", 4, 128),
+    ("crossentropy_forward", 1, 128),
+    ("permute", 1, 256),
+    ("trimat_forward", 1, 256),
+    ("trimat_forward", 2, 256),
+    ("matmul_forward", 1, 256),
+    ("matmul_backward_bias", 2, 256),
+    ("matmul_backward_bias", 4, 256),
+    ("attention_forward", 1, 128),
+)
+COUNTERS = (*LOAD_SECTORS, *STORE_SECTORS, *WAVEFRONTS)
+NCU_SECONDS = 300.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ncu", type=Path)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    try:
+        if reason := probe_gpu():
+            raise CannotRunError(f"needs a GPU: {reason}")
+        tool = find_ncu(options.ncu)
+        with Bench(Options(device="cuda", seed=options.seed), _note) as bench:
+            jobs = [job for case in CASES for job in bench.jobs(_selection(*case))]
+            device = bench.device
+        launches = ncu_counts(tool, jobs, options.seed)
+        catalog = load_catalog([])
+        rows = []
+        for job, kernels in zip(jobs, launches, strict=True):
+            problem = Problem(job.sizes, job.dtype)
+            ours = count(catalog, job.family, job.version, problem, job.block, params=job.params)
+            rows += [figure(job, *pair) for pair in paired(ours.kernels, kernels)]
+    except KbenchError as error:
+        _note(str(error))
+        return int(error.exit_status)
+    show(rows)
+    print(json.dumps({"device": device, "ncu": tool.version, "rows": rows}, indent=2, allow_nan=False))
+    return int(Exit.OK)
+
+
+def _note(text: str) -> None:
+    print(f"counts_ncu: {text}", file=sys.stderr)
+
+
+def _selection(family: str, version: int, block: int) -> Selection:
+    return Selection([Target(family, (version,))], "run", block_sizes=[block], preset="small")
+
+
+def ncu_counts(tool: Any, jobs: Sequence[Job], seed: int) -> list[list[Profiled]]:
+    """For each job the kernels of one launch of its plan, in order."""
+    with tempfile.TemporaryDirectory(prefix="kbench-") as name:
+        folder = Path(name)
+        spec = Spec(tuple(jobs), seed, str(folder / "answer.json"), marked=True)
+        found = profile(tool, spec, folder, NCU_SECONDS, cache_control="all", sections=(), metrics=COUNTERS)
+    launches: list[list[Profiled]] = []
+    for kernel in read_raw(found.raw):
+        if plain_name(kernel.name) == MARKER:
+            launches.append([])
+        elif launches:
+            launches[-1].append(kernel)
+    if len(launches) != len(jobs):
+        raise CannotRunError(f"ncu saw {len(launches)} launches of {len(jobs)}")
+    return launches
+
+
+def paired(ours: Sequence[KernelCounts], theirs: Sequence[Profiled]) -> list[tuple[KernelCounts, Sequence[Profiled]]]:
+    """Each of our kernels with its launches under ncu, told by its name."""
+    return [
+        (kernel, [each for each in theirs if plain_name(each.name) == plain_name(kernel.kernel)]) for kernel in ours
+    ]
+
+
+def figure(job: Job, ours: KernelCounts, theirs: Sequence[Profiled]) -> dict[str, Any]:
+    """One line: counts of one kernel of a plan, here and under ncu."""
+    loads = ours.sum(lambda place: bool(place.tensor) and place.kind == "load").sectors
+    stores = ours.sum(lambda place: bool(place.tensor) and place.kind == "store").sectors
+    shared = ours.totals["shared_wavefronts"]
+    seen = {
+        name: sum(kernel.values.get(counter, 0.0) for kernel in theirs)
+        for name, counter in zip(("loads", "stores", "wavefronts"), COUNTERS, strict=True)
+    }
+    return {
+        "case": f"{job.family}:{job.version}", "kernel": ours.kernel, "sizes": dict(job.sizes), "dtype": job.dtype,
+        "block": job.block, "blocks": ours.blocks, "ncu_blocks": sum(math.prod(kernel.grid) for kernel in theirs),
+        "ours": {"loads": loads, "stores": stores, "wavefronts": shared}, "ncu": seen,
+    }  # fmt: skip
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    names = ("loads", "stores", "wavefronts")
+    print(
+        f"{'case':24} {'kernel':28} {'grid':4}" + "".join(f" {name:>10} {'ncu':>10} {'x':>6}" for name in names),
+        file=sys.stderr,
+    )
+    for row in rows:
+        same = "same" if row["blocks"] == row["ncu_blocks"] else "OTHER"
+        cells = "".join(_cells(row["ours"][name], row["ncu"][name]) for name in names)
+        print(f"{row['case']:24} {row['kernel'][:28]:28} {same:4}{cells}", file=sys.stderr)
+
+
+def _cells(ours: int, theirs: float) -> str:
+    ratio = f"{ours / theirs:6.3f}" if theirs else f"{'':6}"
+    return f" {ours:10,} {theirs:10,.0f} {ratio}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
