@@ -116,7 +116,8 @@ def test_the_command_measures_once_and_mends_its_cache(device, monkeypatch, tmp_
         assert run_command(["ceilings", "--json", *words]) == Exit.OK
         document = json.loads(capsys.readouterr().out)
         with capsys.disabled():  # what the next call captures is its document alone
-            print(f"{words}: {time.perf_counter() - started:.1f} s, cached: {document['cached']}")
+            notes = document["ceilings"]["notes"]
+            print(f"{words}: {time.perf_counter() - started:.1f} s, cached: {document['cached']} {notes or ''}")
         return document
 
     first = run()
@@ -128,7 +129,11 @@ def test_the_command_measures_once_and_mends_its_cache(device, monkeypatch, tmp_
     assert second["card"] == card.identity(device.ordinal)
     (entry,) = (tmp_path / "ceilings").iterdir()
     entry.write_bytes(entry.read_bytes()[:-20])
-    assert not run()["cached"] and run()["cached"]
+    again = run()
+    assert not again["cached"]
+    if again["ceilings"]["notes"]:  # the card grew warm, or somebody else came
+        pytest.skip(f"not kept, as it should be: {again['ceilings']['notes']}")
+    assert run()["cached"]
     assert not run("--again")["cached"]
     assert run_command(["ceilings"]) == Exit.OK
     out = capsys.readouterr().out

@@ -18,10 +18,13 @@ from kbench.bisect.measure import CommitFault, Kernels, TimeMeasurer
 from kbench.bisect.repository import GitError, Repository, WorkTrees
 from kbench.bisect.search import Verdict, search
 from kbench.cli.app import run_command
+from kbench.cli.bisect_shown import show
+from kbench.cli.screen import Screen
 from kbench.compare import Answer, PlannedSide
 from kbench.errors import CannotRunError, Exit, KbenchError, UsageError
 from kbench.jobs import Job
 from kbench.measure.ab_statistics import Rule
+from kbench.report.metrics import metric_of
 from kbench.sides import Side
 
 try:
@@ -260,6 +263,19 @@ def test_the_same_machine_code_is_not_timed_again(story: tuple[Path, list[str]])
     assert second.verdict is first.verdict is Verdict.GOOD
     assert second.reason == f"the same machine code as {commits[5].short}" and second.commit == commits[6]
     assert good.reason == f"the same machine code as {commits[0].short}"
+
+
+def test_a_bad_commit_with_the_good_ones_machine_code_is_not_slower(
+    story: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    top, hashes = story
+    found = repository(top)
+    commits = found.commits(hashes[0], hashes[-1], "pad")
+    with WorkTrees(found) as trees:
+        answer = search(commits, measurer(trees, commits[0], FakePairs({}), code=lambda tree: "the same"))
+    show(answer, "pad:1", metric_of("time"), commits, Screen(False))
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"pad:1 is not slower at {commits[-1].short} than at {commits[0].short} (the same machine code as" in told
 
 
 def test_what_does_not_run_is_passed_over_and_a_broken_good_one_is_an_error(story: tuple[Path, list[str]]) -> None:

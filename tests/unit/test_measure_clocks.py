@@ -26,6 +26,9 @@ class Nvml:
         if self.card is None:
             raise self.NVMLError("driver not loaded")
 
+    def nvmlShutdown(self):
+        pass
+
     def nvmlDeviceGetHandleByPciBusId(self, place):
         assert place == b"0000:01:00.0"
         return self.card
@@ -54,7 +57,9 @@ def clocks(monkeypatch):
     def make(nvml):
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
         runtime = SimpleNamespace(deviceGetPCIBusId=lambda ordinal: "0000:01:00.0")
-        return Clocks(SimpleNamespace(ordinal=0, xp=SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))))
+        monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+        monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(runtime=runtime))
+        return Clocks(0)
 
     return make
 

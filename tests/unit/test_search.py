@@ -150,6 +150,32 @@ def test_a_strategy_that_only_comes_back_is_ended(package: Any) -> None:
     search("pso", {"block": [32, 64], "ROWS": [1, 2]}, 3, 1, lambda places: [1.0 for _ in places])
 
 
+def test_a_strategy_that_settles_early_begins_again_until_it_had_its_rows(package: Any) -> None:
+    """Each start settles on one place. The fourth and later ones know it already; one of them cannot even begin."""
+    starts: list[int] = []
+
+    def tune(space: Any, runner: Any, options: Any) -> None:
+        starts.append(options.max_fevals)
+        place = min(len(starts), 3)
+        if options.max_fevals == refused:
+            raise IndexError("no population of this size")
+        while True:
+            runner.run([[32 * place, 1]], options)
+
+    package.tune = tune
+    asked: list[Any] = []
+    refused, axes = 0, {"block": [32, 64, 96, 128], "ROWS": [1, 2]}
+    search("pso", axes, 3, 1, lambda places: asked.extend(places) or [1.0])
+    assert asked == [(32, 1), (64, 1), (96, 1)] and starts == [3, 2, 1]
+    starts.clear()
+    search("pso", axes, 5, 1, lambda places: [1.0])
+    assert starts == [5, 4, 3, 2, 2, 2, 2, 2], "given up once it brings nothing new"
+    starts.clear()
+    refused = 4
+    search("pso", axes, 5, 1, lambda places: [1.0])
+    assert starts == [5, 4], "what was found stands"
+
+
 @pytest.mark.parametrize("error", [KbenchError("the disk is full"), KeyboardInterrupt()])
 @pytest.mark.parametrize("swallows", [True, False])
 def test_what_the_objective_raises_ends_the_search_and_comes_out(
@@ -193,16 +219,18 @@ def test_generators_are_seeded_and_left_as_they_were_and_stdout_stays_clean(pack
         print("Generation 1")
         drawn.append((random.random(), float(np.random.random())))
 
+        runner.run([[32, 1], [64, 1], [128, 1]], options)  # all its rows: it is not begun again
+
     package.tune = tune
     random.seed(99)
     np.random.seed(99)
     expected = (random.random(), float(np.random.random()))
     random.seed(99)
     np.random.seed(99)
-    search("pso", AXES, 3, 5, lambda places: [])
+    search("pso", AXES, 3, 5, lambda places: [1.0 for _ in places])
     assert (random.random(), float(np.random.random())) == expected
     for seed in (5, 2**63 - 1):  # from other states of the generators
-        search("pso", AXES, 3, seed, lambda places: [])
+        search("pso", AXES, 3, seed, lambda places: [1.0 for _ in places])
     assert drawn[0] == drawn[1]
     assert all(one != other for one, other in zip(drawn[1], drawn[2], strict=True))
     assert capsys.readouterr().out == ""
@@ -315,7 +343,7 @@ def test_a_search_measures_a_part_and_says_which(sweep: Any, strategy: None) -> 
 def test_rows_that_may_not_win_are_worth_nothing(sweep: Any, strategy: None, package: Any) -> None:
     answers: list[Any] = []
     package.tune = lambda space, runner, options: answers.extend(runner.run([[1024, 8, 1], [256, 4, 2]], options))
-    sweep("--strategy pso --max-rows 10")
+    sweep("--strategy pso --max-rows 2")
     assert [("__error__" in answer, answer.get("time")) for answer in answers] == [(True, None), (False, 1.0)] * 2
 
 

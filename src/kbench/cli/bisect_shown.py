@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from kbench.bisect.search import Commit, Found, Trial, Verdict
 from kbench.cli.screen import Screen
 from kbench.cli.table import Column
 from kbench.history.ratio import percent
 
 if TYPE_CHECKING:
-    from kbench.bisect.search import Commit, Found, Trial
     from kbench.report.model import Metric
 
 _MOST = 10  # suspects that are listed one by one
@@ -75,9 +75,11 @@ def _answer(found: Found, name: str, metric: Metric, commits: Sequence[Commit]) 
         last = found.trials[-1] if found.trials else None
         if last is None:
             return f"nothing to find: the files of {name} are the same at {commits[0].short} and {commits[-1].short}"
-        if last.value is None:
+        if last.verdict is Verdict.SKIP:
             return f"nothing was found: the bad commit, {last.commit.short}, cannot be measured: {last.reason}"
-        change = f" ({percent(last.ratio)})" if last.ratio is not None else ""
+        # What is the same machine code as the good commit's was not timed.
+        why = last.reason if last.value is None else percent(last.ratio) if last.ratio is not None else ""
+        change = f" ({why})" if why else ""
         return f"nothing to find: {name} is not {word} at {commits[-1].short} than at {commits[0].short}{change}"
     if found.first is None:
         assert found.good is not None

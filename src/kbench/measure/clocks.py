@@ -6,13 +6,11 @@ each sample, which costs tens of microseconds outside the timed span.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from kbench.device.cuda.device import CudaDevice
+from kbench.device.cuda.nvml import Nvml
 
 # NVML's clock event reasons (nvml.h) that take speed away. The others (idle, clocks set by an application or for a
 # display) are how a card is meant to run.
@@ -39,41 +37,37 @@ class Reading:
 class Clocks:
     """Asks NVML about one card. Without NVML, or where it refuses, readings are empty and `available` is False."""
 
-    def __init__(self, device: CudaDevice):
-        self._nvml, self._card = _open(device)
+    def __init__(self, ordinal: int):
+        self._nvml = Nvml(ordinal)
 
     @property
     def available(self) -> bool:
-        return self._card is not None
+        return self._nvml.available
 
     def read(self) -> Reading:
         """SM clock and reasons now."""
-        if self._card is None:
-            return Reading()
-        nvml = self._nvml
-        mask = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
+        mask = self._nvml.ask(lambda nvml, card: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))) or 0
         return Reading(
-            self._ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+            self._nvml.ask(lambda nvml, card: int(nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM))),
             tuple(name for bit, name in THROTTLES.items() if mask & bit),
         )
 
     def surroundings(self) -> dict[str, float | int | None]:
         """What changes too slowly to be asked after each sample: memory clock, temperature, power draw."""
-        if self._card is None:
+        if not self.available:
             return {}
-        nvml = self._nvml
-        power = self._ask(nvml.nvmlDeviceGetPowerUsage)
+        ask = self._nvml.ask
         return {
-            "memory_mhz": self._ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
-            "temperature_c": self._ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
-            "power_w": None if power is None else round(power / 1e3, 1),
+            "memory_mhz": ask(lambda nvml, card: int(nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_MEM))),
+            "temperature_c": ask(
+                lambda nvml, card: int(nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU))
+            ),
+            "power_w": ask(lambda nvml, card: round(nvml.nvmlDeviceGetPowerUsage(card) / 1e3, 1)),
         }
 
-    def _ask(self, function: Any, *arguments: Any) -> int | None:
-        try:
-            return int(function(self._card, *arguments))
-        except self._nvml.NVMLError:  # virtual and divided cards refuse some questions
-            return None
+
+def _temperature(nvml: Any, card: Any) -> int:
+    return int(nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU))
 
 
 def conditions(
@@ -103,16 +97,3 @@ def remark(found: dict[str, Any], count: int) -> str:
     if low < high * (1 - CLOCK_MOVES):
         return f"the SM clock moved between {low} and {high} MHz"
     return ""
-
-
-def _open(device: CudaDevice) -> tuple[Any, Any]:
-    try:
-        import pynvml
-    except ImportError:
-        return None, None
-    with contextlib.suppress(pynvml.NVMLError, RuntimeError):
-        pynvml.nvmlInit()
-        # CUDA's ordinals depend on $CUDA_VISIBLE_DEVICES, NVML's do not: the place on the bus is the same.
-        place = device.xp.cuda.runtime.deviceGetPCIBusId(device.ordinal)
-        return pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(place.encode())
-    return None, None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kbench.errors import CannotRunError
 from kbench.family import STORAGE, Copy, Gemm, Launch, Matrix, Ref, Step, Tensor
+from kbench.measure.empty import empty_launches
 from kbench.measure.random_memory import filled, fitting, random_normals, random_words
 from kbench.measure.statistics import StopRule, confidence_interval, median
 
@@ -167,8 +168,7 @@ class Probes:
     def launches(self) -> dict[str, Found]:
         """Microseconds of the launches of an empty kernel: those that each adds to a chain, queued before the first of
         it runs, and those that the host takes to queue one."""
-        nothing = Launch("nothing", (1,), (32,), ())
-        short, long = (self._bind((nothing,) * count, (), {}) for count in (_SHORT_CHAIN, _LONG_CHAIN))
+        short, long = empty_launches(self._device, _SHORT_CHAIN, _LONG_CHAIN)
         self._chain_ms(short, hold=False)  # what the driver loads at the first launch would wait for the hold
         pairs = [(self._chain_ms(short), self._chain_ms(long)) for _ in range(_RULE.maximum)]
         added = [1e3 * (more - less) / (_LONG_CHAIN - _SHORT_CHAIN) for less, more in pairs if less and more]
@@ -229,7 +229,6 @@ KERNELS = (
     *(f"{what}_packets<{count}>" for what in ("copy", "read", "write") for count in _MOVES),
     *(f"read_cached<{loads}>" for loads in _L2_LOADS),
     *(f"turn_pairs<{steps}>" for steps in _FMA_STEPS),
-    "nothing",
 )
 
 

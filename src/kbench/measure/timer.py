@@ -15,20 +15,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kbench.device.cuda.capture import CapturedPlan
 from kbench.errors import CannotRunError, KbenchError, KernelFault
-from kbench.family import Copy, Launch, Ref, Tensor
+from kbench.family import Copy, Ref, Tensor
 from kbench.measure.clocks import Clocks, conditions, remark
 from kbench.measure.collect import Collected, Sample, collect, thrown_away, warm_up
+from kbench.measure.empty import empty_launches
 from kbench.measure.flush import Flush
 from kbench.measure.hold import Hold
 from kbench.measure.measurement import Measurement, summarise
 from kbench.measure.replay import LONG_MS, Replayer, Second, allowed_ms, capturable, copies
 from kbench.measure.statistics import StopRule, median, plural, valid_samples
-from kbench.source import load_source
 
 if TYPE_CHECKING:
     from kbench.device.base import Bound
@@ -84,7 +83,7 @@ class Timer:
         if device.kind != "cuda":
             raise CannotRunError(f"times are taken on a GPU only, not on the {device.kind}", "use --device cuda")
         self._device = device
-        self._clocks = Clocks(device)
+        self._clocks = Clocks(device.ordinal)
         with device.activate(), self._faults():
             self._hold = Hold(device)
             self._flush = Flush(device, flush_bytes)
@@ -259,10 +258,8 @@ class Timer:
     def _measure_gaps(self) -> tuple[float, float]:
         """See the class: `gap_ms` and `host_ms`."""
         device = self._device
-        plan = (Launch("empty", (1,), (1,), ()),)
         try:
-            module = device.build(load_source(Path(__file__).with_name("empty.cu")), ["empty"])
-            bound = device.bind(device.prepare(plan, module, ()), {})
+            (bound,) = empty_launches(device, 1)
             taken = self.measure(bound, rule=GAP_RULE)
             with device.activate():
                 around = [self.sample(bound) for _ in range(GAP_RULE.minimum)]

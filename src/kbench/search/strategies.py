@@ -46,6 +46,9 @@ STRATEGIES = (
 # Places that a strategy may ask for again before it gets to a new one. Those that never end by themselves come back
 # to the same few once they have settled; a thousand answers from memory take milliseconds.
 _REPEATS = 1000
+# Strategies that settle on a place long before they had their rows (a genetic algorithm's population in a small space,
+# descents) begin again elsewhere, until this many times one after the other brought nothing new.
+_BARREN_STARTS = 5
 
 Place = tuple[int, ...]
 Objective = Callable[[Sequence[Place]], Sequence[float | None]]
@@ -78,21 +81,31 @@ def search(name: str, axes: Mapping[str, list[int]], budget: int, seed: int, obj
         what = f"strategy {name} cannot be used: {type(error).__name__}: {error}"
         raise CannotRunError(what, f"pip install --upgrade 'kbench[{EXTRA}]'") from error
     runner = _Runner(list(axes), budget, objective, RuntimeFailedConfig, StopCriterionReached)
-    own = Options(max_fevals=budget, **_hyperparameters(name, budget))
-    options = Options(
-        strategy=name, strategy_options=own, max_fevals=budget, budget=TuningBudget(max_fevals=budget), seed=seed,
-        tune_params=dict(axes), restrictions=[], objective=["time"], objective_higher_is_better=[False],
-        metrics=None, cache={}, simulation_mode=False, verbose=False,
-    )  # fmt: skip
+
+    def start(space: Any) -> None:
+        left = budget - runner.measured
+        own = Options(max_fevals=left, **_hyperparameters(name, left))
+        options = Options(
+            strategy=name, strategy_options=own, max_fevals=left, budget=TuningBudget(max_fevals=left), seed=seed,
+            tune_params=dict(axes), restrictions=[], objective=["time"], objective_higher_is_better=[False],
+            metrics=None, cache={}, simulation_mode=False, verbose=False,
+        )  # fmt: skip
+        with contextlib.suppress(StopCriterionReached):
+            tune(space, runner, options)
+
     with _seeded(seed), _silent():
         space = Searchspace(dict(axes), [], max_threads=MAX_BLOCK)
+        starts = barren = 0
         try:
-            tune(space, runner, options)
-        except StopCriterionReached:
-            pass
+            while barren < _BARREN_STARTS and not runner.spent and runner.fault is None:
+                known = runner.measured
+                starts += 1
+                start(space)
+                barren = 0 if runner.measured > known else barren + 1
         except Exception as error:
-            # Once the budget is spent a strategy may stumble over what it did not get; it has nothing more to tell.
-            if runner.fault is None and not runner.spent:
+            # Once the budget is spent a strategy may stumble over what it did not get; it has nothing more to tell. Nor
+            # has one that did its work, and cannot begin again with the few rows that were left.
+            if runner.fault is None and not runner.spent and starts == 1:
                 what = f"strategy {name} fails in this space of {space.size} rows: {type(error).__name__}: {error}"
                 raise CannotRunError(what, "choose another one") from error
     if runner.fault is not None:  # a strategy may have caught it
@@ -125,8 +138,12 @@ class _Runner:
         self.fault: BaseException | None = None
 
     @property
+    def measured(self) -> int:
+        return len(self._known)
+
+    @property
     def spent(self) -> bool:
-        return len(self._known) >= self._budget
+        return self.measured >= self._budget
 
     def run(self, places: Sequence[Sequence[int]], options: Any) -> list[dict[str, Any] | None]:
         """A result for each place; None for those that the budget does not allow any more."""
@@ -134,7 +151,7 @@ class _Runner:
             raise self._stop("the objective failed")
         wanted = [tuple(int(value) for value in place) for place in places]
         new = list(dict.fromkeys(place for place in wanted if place not in self._known))
-        new = new[: self._budget - len(self._known)]
+        new = new[: self._budget - self.measured]
         if new:
             self._measure(new)
             options.budget.add_evaluations(len(new))

@@ -3,7 +3,6 @@ differently."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import uuid
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kbench.device.cuda.nvml import Nvml
 from kbench.device.cuda.steps import driver_api
 
 T = TypeVar("T")
@@ -69,24 +69,11 @@ def _uuid(ordinal: int) -> str | None:
 
 def _ask(ordinal: int, question: Callable[[Any, Any], T]) -> T | None:
     """What NVML answers to `question(nvml, card)`; None where it is missing or does not say."""
+    nvml = Nvml(ordinal)
     try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        from cupy.cuda import runtime
-
-        pynvml.nvmlInit()
-        try:
-            # CUDA's ordinals depend on $CUDA_VISIBLE_DEVICES, NVML's do not: the place on the bus is the same.
-            card = pynvml.nvmlDeviceGetHandleByPciBusId(runtime.deviceGetPCIBusId(ordinal).encode())
-            return question(pynvml, card)
-        finally:
-            with contextlib.suppress(pynvml.NVMLError):
-                pynvml.nvmlShutdown()
-    # Cards without what is asked for, drivers that do not tell, bindings older than the question, no CuPy.
-    except (pynvml.NVMLError, RuntimeError, AttributeError, ImportError):
-        return None
+        return nvml.ask(question)
+    finally:
+        nvml.close()
 
 
 # ---------------------------------------------------------------------------------------------- who uses it
