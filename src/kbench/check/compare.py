@@ -122,7 +122,7 @@ def _located(
     if tolerance is None and not kind and expected.unbounded and not is_exact(tensor):
         notes.append(
             f"the family gives {tensor.name} no error bound, so it may only differ by the rounding to {tensor.dtype}: "
-            "see ErrorModel in kbench/family.py if the kernel rounds more than once"
+            "see ErrorModel in kbench/family/error.py if the kernel rounds more than once"
         )
     return OutputVerdict(
         verdict.name, verdict.compared, verdict.total, verdict.wrong, verdict.used,
