@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from statistics import median
+
+from kbench.drawn import drawable
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN = "_.-~=*^#"  # of an encoding without blocks: each higher on the line, or darker, than the one before
@@ -20,7 +21,7 @@ def sparkline(values: Sequence[float], characters: str = "") -> str:
     characters: eight of them; those that stdout's encoding has, if left out. Heights are of logarithms where all values
     are positive.
     """
-    steps = characters or (BLOCKS if _has(BLOCKS) else PLAIN)
+    steps = characters or (BLOCKS if drawable(BLOCKS) else PLAIN)
     heights = [math.log(value) for value in values] if all(value > 0 for value in values) else list(values)
     if len(heights) > WIDEST:
         edges = [round(i * len(heights) / WIDEST) for i in range(WIDEST + 1)]
@@ -32,11 +33,3 @@ def sparkline(values: Sequence[float], characters: str = "") -> str:
         middle = (low + high) / 2
         low, high = middle - SMALLEST / 2, middle + SMALLEST / 2
     return "".join(steps[min(int((h - low) / (high - low) * len(steps)), len(steps) - 1)] for h in heights)
-
-
-def _has(text: str) -> bool:
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

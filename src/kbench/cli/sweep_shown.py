@@ -23,8 +23,8 @@ from kbench.results.why import tied_rows, why
 # What a table shows where no columns are named, and the order in which they go where the terminal is narrow: the last
 # first. A column that holds nothing is left out, too.
 TIMED = (
-    "version", "block", "params", "check", "time", "interval", "bound", "ceiling", "occupancy", "gbs", "registers",
-    "waves", "tail", "tflops", "limiter", "launches", "spills", "dynamic", "same",
+    "version", "block", "params", "check", "time", "interval", "bound", "ceiling", "occupancy", "gbs", "bar",
+    "registers", "waves", "tail", "tflops", "limiter", "launches", "spills", "dynamic", "same",
 )  # fmt: skip
 # What a GPU's occupancy follows from, such as shared memory, says little where nothing is timed.
 UNTIMED = ("version", "block", "params", "check", "bound", "same", "launches", "touched")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kbench.drawn import bar
 from kbench.errors import UsageError
 from kbench.params import params_text
 from kbench.results.facts import Facts
@@ -93,6 +94,7 @@ FACTS = (
     Fact("tflops", "TFLOP/s", "operations of the family's formula, a second", _fact("tflops"), rate_text, short="TF/s"),
     Fact("ceiling", "of ceiling", "share of the card's ceiling that binds, and which", _fact("share"), short="ceiling",
          cell=lambda row, facts: f"{percent(facts.share)} {facts.ceiling}" if facts.ceiling else ""),
+    Fact("bar", "0 to ceiling", "the share of the ceiling, drawn", _fact("share"), bar, align="left"),
     Fact("occupancy", "occupancy", "warps that fit, of those a multiprocessor holds", _fact("occupancy"), percent,
          short="occup"),
     Fact("limiter", "limited by", "what allows no further block", _fact("limiter"), align="left", short="limit"),
