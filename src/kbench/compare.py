@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from kbench.sweep import Bench
 
 @dataclass(frozen=True)
 class PlannedSide:
-    """A side with its problem and block size. why: where the block size comes from."""
+    """A side with its problem, block size and parameters. why: where the block size comes from; params_from: by name,
+    where each parameter does."""
 
     side: Side
     job: Job
     why: str
+    params_from: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class CompareBench(Bench):
 
     def sides(self, sides: Sequence[Side], select: Selection, results: Path) -> tuple[PlannedSide, PlannedSide]:
         """What to run for each side. select: sizes, preset and dtype; the targets are those of the sides. results: the
-        folder with best.json. Raises UsageError for names that do not exist, and for more than one problem."""
+        folder with best.json. Raises UsageError for names and values that do not exist, and for several problems."""
         request = {"do": "sides", "sides": [asdict(side) for side in sides], "select": asdict(select)}
         first, second = self._call({**request, "results": str(results)})
         return self._planned(sides[0], first), self._planned(sides[1], second)
@@ -72,4 +74,4 @@ class CompareBench(Bench):
         return Answer((first, second), answer["comparison"])
 
     def _planned(self, side: Side, answer: dict[str, Any]) -> PlannedSide:
-        return PlannedSide(side, Job(**answer["job"]), answer["why"])
+        return PlannedSide(side, Job(**answer["job"]), answer["why"], answer["params_from"])

@@ -18,6 +18,7 @@ from kbench.evaluate import Evaluator, Ready
 from kbench.family import Family, Version
 from kbench.grammar import Target
 from kbench.jobs import Job
+from kbench.params import require_taken
 from kbench.results.best import kept_row, load_best
 from kbench.results.schema import Row
 from kbench.selection import Selection
@@ -77,25 +78,38 @@ class PairEvaluator(Evaluator):
     # ------------------------------------------------------------------------------------------ what is asked
 
     def sides(self, sides: Sequence[Side], select: Selection, results: Path) -> list[dict[str, Any]]:
-        """A job for each side, and where its block size comes from. Raises UsageError, also for several problems."""
+        """A job for each side, and where its block size and parameters come from. Raises UsageError, also for several
+        problems."""
         target = Target(sides[0].family, tuple(sorted({side.version for side in sides})))
         jobs = list(replace(select, targets=[target]).jobs(self.catalog, self.device.kind))
         if len({str(job.sizes) for job in jobs}) > 1:
             raise UsageError("one problem can be compared at a time", "give each --size a single value")
         by_version = {job.version: job for job in jobs}
         best = load_best(results) if self.device.kind == "cuda" else {}
-        return [self._planned(side, by_version[side.version], best, results) for side in sides]
+        planned = []
+        for side in sides:
+            job = by_version[side.version]
+            require_taken(
+                side.params, self.catalog.version(job.family, job.version).params, f"{job.family}:{job.version}"
+            )
+            job = replace(job, params={**job.params, **side.params})
+            block, why = self._block(side, job, best, results)
+            given = side.params.keys() | select.params.keys()
+            origins = {name: "as given" if name in given else "the default" for name in job.params}
+            planned.append({"job": asdict(replace(job, block=block)), "why": why, "params_from": origins})
+        return planned
 
-    def _planned(self, side: Side, job: Job, best: dict[str, Any], results: Path) -> dict[str, Any]:
+    def _block(self, side: Side, job: Job, best: dict[str, Any], results: Path) -> tuple[int, str]:
+        """A side's block size, and where it comes from. job: with the side's parameters."""
         if side.block is not None:
-            return {"job": asdict(replace(job, block=side.block)), "why": "as given"}
+            return side.block, "as given"
         row = kept_row(best, self._new_row(job))
         # Of other parameters, the best block size may be another one.
         source = self.catalog.fingerprint(job.family, job.version)
         if row is not None and (row.params, row.source) == (job.params, source):
-            return {"job": asdict(replace(job, block=row.block)), "why": f"the best in {results / 'best.json'}"}
+            return row.block, f"the best in {results / 'best.json'}"
         only = self.catalog.version(job.family, job.version).fixed is not None
-        return {"job": asdict(job), "why": "the only one" if only else "the usual one"}
+        return job.block, "the only one" if only else "the usual one"
 
     # ------------------------------------------------------------------------------------------ both sides
 

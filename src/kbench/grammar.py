@@ -18,11 +18,13 @@ _NUMBER = re.compile(r"[0-9]+")
 _VERSIONS = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)(?::([0-9]+))?")
 _SIZE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)", re.DOTALL)
+_VALUE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([0-9]+)")
 
 VERSIONS_FORM = "write 5, or 1,3-5"
 RANGE_FORM = "write 32..1024 for the powers of two, 32..256:32 for steps of 32, or 32,96,768"
 SIZE_FORM = "write NAME=VALUE, such as --size T=128 --size B=2, or T=128..1024"
 PARAM_FORM = "write NAME=VALUES, such as --param ROWS=1,2,4 or ROWS=1..8"
+PLACE_FORM = "write @128, @ROWS=2 or @128,ROWS=2: the block size first, one value each, no spaces"
 DTYPES_FORM = f"write one or some of {','.join(DTYPES)}, or all"
 BLOCK_FORM = "give a multiple of 32 from 32 to 1024, such as 256"
 
@@ -150,6 +152,29 @@ def parse_block_size(text: str) -> int:
     if block == 0 or (block % 32 and block not in (1, 2, 4, 8, 16)):
         raise UsageError(f"block size {block} cannot be launched in whole warps of 32", BLOCK_FORM)
     return block
+
+
+def parse_place(text: str) -> tuple[int | None, dict[str, int]]:
+    """A block size, None where it is left open, and values of parameters: from "128", "ROWS=2" or "128,ROWS=2,TILE=64".
+
+    Raises UsageError.
+    """
+    pieces = text.split(",")
+    if not all(pieces):
+        raise UsageError(f"'@{text}' is empty or has an empty part", PLACE_FORM)
+    if re.search(r"\s", text):
+        raise UsageError(f"'@{text}' has a space", PLACE_FORM)
+    # Elsewhere a number would read as a second value: "ROWS=1,2".
+    block = parse_block_size(pieces.pop(0)) if "=" not in pieces[0] else None
+    params: dict[str, int] = {}
+    for piece in pieces:
+        match = _VALUE.fullmatch(piece)
+        if match is None:
+            raise UsageError(f"cannot read {piece!r} of '@{text}'", PLACE_FORM)
+        if match[1] in params:
+            raise UsageError(f"'@{text}' names {match[1]} twice", PLACE_FORM)
+        params[match[1]] = _integer(match[2])
+    return block, params
 
 
 def _parse_target(argument: str) -> Target:

@@ -117,6 +117,16 @@ def require_declared(wanted: Mapping[str, Sequence[int]], versions: Mapping[str,
     raise UsageError(what, "; ".join(have) or "they declare none")
 
 
+def require_taken(chosen: Mapping[str, int], declared: Mapping[str, Param], version: str) -> None:
+    """Raise UsageError for a name or a value that a version does not have. version: "FAMILY:NUMBER"."""
+    for name, value in chosen.items():
+        has = described(declared)
+        if name not in declared:
+            raise UsageError(f"{version} has no parameter {name!r}", f"it has {has}" if has else "it declares none")
+        if value not in declared[name].values:
+            raise UsageError(f"{version} does not take {name}={value}", f"it has {has}")
+
+
 def described(declared: Mapping[str, Param]) -> str:
     """Such as "ROWS=2 (1, 2, 4)": default and values."""
     return ", ".join(f"{name}={param.default} ({_listed(param.values)})" for name, param in declared.items())

@@ -1,34 +1,39 @@
-"""The two sides of a comparison as they are typed: a version, a version at a block size, or a file in its place."""
+"""The two sides of a comparison as they are typed: a version or a file in its place, at a block size and parameters."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kbench.errors import UsageError
-from kbench.grammar import parse_block_size, parse_targets, parse_versions
+from kbench.grammar import parse_block_size, parse_place, parse_targets, parse_versions
 
-SIDES_FORM = "write FAMILY:N FAMILY:M, or FAMILY:N@128 FAMILY:N@512, or FAMILY:N mine.cu"
+SIDES_FORM = "write FAMILY:N FAMILY:M, or FAMILY:N@128,ROWS=1 FAMILY:N@128,ROWS=2, or FAMILY:N mine.cu"
 
-_BLOCK = re.compile(r"(?P<side>.*)@(?P<block>[^@/\\.]*)", re.DOTALL)
 _SUFFIX = ".cu"
 
 
 @dataclass(frozen=True)
 class Side:
     """One side. block: None where it was left open. file: the `.cu` whose kernels take the place of the family's;
-    the plan that launches them stays the version's. "" for the family's own."""
+    the plan that launches them stays the version's. "" for the family's own. params: the values that it names."""
 
     family: str
     version: int
     block: int | None = None
     file: str = ""
+    params: dict[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         return self.file or f"{self.family}:{self.version}"
+
+    def at(self, block: int | None, params: Mapping[str, int]) -> str:
+        """This side as it would be typed: "softmax:5@128,ROWS=2"; without what is None or empty."""
+        place = [str(block)] if block is not None else []
+        place += [f"{name}={value}" for name, value in params.items()]
+        return f"{self.name}@{','.join(place)}" if place else self.name
 
 
 @dataclass(frozen=True)
@@ -39,17 +44,24 @@ class _Word:
     version: int | None = None
     block: int | None = None
     file: str = ""
+    params: dict[str, int] = field(default_factory=dict)
 
 
 def parse_sides(
-    words: Sequence[str], family: str | None = None, version: str | None = None, blocks: str | None = None
+    words: Sequence[str],
+    family: str | None = None,
+    version: str | None = None,
+    blocks: str | None = None,
+    params: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[Side, Side]:
-    """The two sides that words and the options --family, --version and --block-sizes name.
+    """The two sides that words and the options --family, --version and --block-sizes name. params: what --param names,
+    which no side may name as well.
 
     A word is a target ("softmax_forward:5", or "softmax_forward:5,6" for both sides at once) or a `.cu` file, and may
-    end in "@128", a block size. What a word leaves open, the options say, then the other side; --block-sizes takes one
-    number for both sides or two, and with two a single side is compared with itself. Files alone take their family
-    from their name up to the first dot.
+    end in "@128", a block size, "@ROWS=2", a value of a parameter, or "@128,ROWS=2". What a word leaves open, the
+    options say, then the other side; but a parameter has its default, whatever the other side names. --block-sizes
+    takes one number for both sides or two, and with two a single side is compared with itself. Files alone take their
+    family from their name up to the first dot.
     Raises UsageError for anything else than two sides of one family, and for a file that is not there.
     """
     versions = parse_versions(version) if version is not None else ()
@@ -66,6 +78,8 @@ def parse_sides(
         raise UsageError(f"two sides are compared, and {only} given", SIDES_FORM)
     if sizes and any(side.block is not None for side in found):
         raise UsageError(f"a side names its block size and so does --block-sizes {blocks}", "name it in one place")
+    if name := next((name for name in params or {} if any(name in side.params for side in found)), None):
+        raise UsageError(f"a side names {name} and so does --param {name}", "name it in one place")
     first, second = (
         (replace(side, block=size) for side, size in zip(found, sizes * 2, strict=False)) if sizes else found
     )
@@ -76,11 +90,15 @@ def parse_sides(
     return a, b
 
 
-def labels(sides: Sequence[Side], blocks: Sequence[int]) -> tuple[str, str]:
-    """What to call the two: with their block sizes where these tell them apart or were asked for."""
-    first, second = (side.name for side in sides)
-    if first == second or any(side.block is not None for side in sides):
-        first, second = (f"{name}@{block}" for name, block in zip((first, second), blocks, strict=True))
+def labels(sides: Sequence[Side], blocks: Sequence[int], params: Sequence[Mapping[str, int]]) -> tuple[str, str]:
+    """What to call the two: with their block sizes where these tell them apart or were asked for, and with the values
+    of the parameters that a side names. blocks, params: what each runs at, the defaults among them."""
+    sized = sides[0].name == sides[1].name or any(side.block is not None for side in sides)
+    named = {name for side in sides for name in side.params}
+    first, second = (
+        side.at(block if sized else None, {name: value for name, value in chosen.items() if name in named})
+        for side, block, chosen in zip(sides, blocks, params, strict=True)
+    )
     return (first, second) if first != second else (f"{first} (A)", f"{second} (B)")
 
 
@@ -91,18 +109,20 @@ def shortened(label: str, before: str) -> str:
 
 
 def _parse_word(word: str, versions: Sequence[int]) -> list[_Word]:
-    match = _BLOCK.fullmatch(word)
-    text = match["side"] if match else word
-    block = parse_block_size(match["block"]) if match else None
+    text, at, place = word.rpartition("@")
+    if not at or word.endswith(_SUFFIX) or "/" in place or "\\" in place:  # the @ of a file or of its folder
+        text, at = word, ""
+    block, params = parse_place(place) if at else (None, {})
     if text.endswith(_SUFFIX):
         if not Path(text).is_file():
             raise UsageError(f"there is no file {text}", SIDES_FORM)
-        return [_Word(block=block, file=text)]
+        return [_Word(block=block, file=text, params=params)]
     if "/" in text or "\\" in text:
         raise UsageError(f"{word!r} is neither FAMILY:VERSION nor a .cu file", SIDES_FORM)
     target = parse_targets([text])[0]
     chosen = target.versions or versions
-    return [_Word(target.family, number, block) for number in chosen] or [_Word(target.family, None, block)]
+    numbers = chosen or (None,)
+    return [_Word(target.family, number, block, params=params) for number in numbers]
 
 
 def _family(sides: Sequence[_Word], option: str | None) -> str:
@@ -119,7 +139,7 @@ def _family(sides: Sequence[_Word], option: str | None) -> str:
 
 def _complete(side: _Word, other: _Word, family: str, versions: Sequence[int]) -> Side:
     if side.version is not None:
-        return Side(family, side.version, side.block)
+        return Side(family, side.version, side.block, params=side.params)
     if not side.file:
         raise UsageError(f"{side.family!r} names no version", SIDES_FORM)
     path = Path(side.file)
@@ -129,4 +149,4 @@ def _complete(side: _Word, other: _Word, family: str, versions: Sequence[int]) -
     known = list(versions) or ([other.version] if other.version is not None else [])
     if len(known) != 1:
         raise UsageError(f"which version's plan is to launch the kernels of {side.file}?", "give --version N")
-    return Side(family, known[0], side.block, side.file)
+    return Side(family, known[0], side.block, side.file, side.params)

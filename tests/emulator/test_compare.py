@@ -45,12 +45,27 @@ def test_parameters_are_those_of_both_sides_that_declare_them(capsys: pytest.Cap
         assert run_command(["compare", *both, "--param", words, *OPTIONS]) == Exit.USAGE
 
 
+def test_sides_have_parameters_of_their_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = mine(tmp_path, "to_float(a) + to_float(b)", "to_float(b) + to_float(a)")
+    document = compare(capsys, "residual_forward:2@64,PACKETS=4", f"{path}@PACKETS=1", status=Exit.NOTHING)
+    first, second = (side["row"] for side in document["sides"])
+    assert (first["status"], first["block"], first["params"]) == ("pass", 64, {"PACKETS": 4})
+    assert (second["status"], second["block"], second["params"]) == ("pass", 64, {"PACKETS": 1})
+    assert first["kernels"][0]["grid"] != second["kernels"][0]["grid"]
+    assert "--param PACKETS=4" in first["reproduce"] and f"{path}@64,PACKETS=1 " in second["reproduce"]
+    for words in ("PACKETS=3", "ROWS=1"):
+        assert run_command(["compare", "residual_forward:2", f"{path}@{words}", *OPTIONS]) == Exit.USAGE
+        assert "it has PACKETS=2 (1, 2, 4)" in capsys.readouterr().err
+
+
 def test_a_wrong_file_in_place_of_the_source_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = mine(tmp_path, "to_float(a) + to_float(b)", "to_float(a) - to_float(b)")
     document = compare(capsys, "residual_forward:2", path, status=Exit.WRONG)
     assert [side["row"]["status"] for side in document["sides"]] == ["pass", "fail"]
     again = document["sides"][1]["row"]["reproduce"]
-    assert again.startswith(f"kbench compare residual_forward:2@256 {path}@256 --family residual_forward --version 2 ")
+    assert again.startswith(
+        f"kbench compare residual_forward:2@256,PACKETS=2 {path}@256,PACKETS=2 --family residual_forward --version 2 "
+    )
 
 
 def test_a_file_without_the_plans_kernel_says_which_is_missing(

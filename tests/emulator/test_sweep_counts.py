@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from kbench.device.emulator.compiler import Compiler, find_compiler
 from kbench.errors import CannotRunError, Exit
 from kbench.results.schema import Row
 from kbench.results.store import latest_run, read_run
+from toys import Sweep, plant_toy, sweeper
 
 pytestmark = pytest.mark.emulator
 
@@ -31,32 +31,19 @@ __global__ void column(float* y, const float* x) {
 __global__ void wild(float* y) { ((volatile float*) 16)[threadIdx.x] = 1.f; y[0] = 1.f; }
 __global__ void stops(float* y) { y[0] = 1.f; __trap(); }
 """
-CONTRACT = """
-from kbench.family import CheckShape, Family, Fill, Launch, Ref, Rule, Tensor, Version, normal
-
+FUNCTIONS = """
 def one(*args, steps=()):
     return lambda problem, block, props: (Launch(args[0], (2,), (block,), args[1:]), *steps)
-
-toy = Family(
-    name="toy", summary="copies", sizes={"N": "how many"}, dtypes=("fp32",),
-    presets={"default": {"N": 1 << 40}, "small": {"N": 8192}}, check_shapes=(CheckShape({"N": 8192}, "small"),),
-    tensors=lambda problem: (
-        Tensor("x", (problem["N"],), "fp32", "in", draw=normal(0, 1)),
-        Tensor("y", (problem["N"],), "fp32", "out"),
-    ),
-    reference=lambda problem, inputs, error, xp: {},
-    versions=(
-        Version(1, "coalesced", one("copy", "y", "x", 1), ("fp32",), block_sizes=(64, 256)),
-        Version(2, "every other word", one("copy", "y", "x", 2), ("fp32",), block_sizes=(64, 256)),
-        Version(3, "a column of a tile", one("column", "y", "x"), ("fp32",), fixed=32),
-        Version(4, "writes where nothing is", one("wild", "y"), ("fp32",), fixed=32),
-        Version(5, "stops", one("stops", "y"), ("fp32",), fixed=32),
-        Version(6, "only on a GPU", one("copy", "y", "x", 1), ("fp32",), fixed=32, gpu_only="it says so"),
-        Version(7, "nothing of its own", lambda p, b, props: (Fill(Ref("y")),), ("fp32",), fixed=32),
-    ),
-)
 """
-Sweep = Callable[[str], tuple[int, str, str]]
+VERSIONS = """
+Version(1, "coalesced", one("copy", "y", "x", 1), ("fp32",), block_sizes=(64, 256)),
+Version(2, "every other word", one("copy", "y", "x", 2), ("fp32",), block_sizes=(64, 256)),
+Version(3, "a column of a tile", one("column", "y", "x"), ("fp32",), fixed=32),
+Version(4, "writes where nothing is", one("wild", "y"), ("fp32",), fixed=32),
+Version(5, "stops", one("stops", "y"), ("fp32",), fixed=32),
+Version(6, "only on a GPU", one("copy", "y", "x", 1), ("fp32",), fixed=32, gpu_only="it says so"),
+Version(7, "nothing of its own", lambda p, b, props: (Fill(Ref("y")),), ("fp32",), fixed=32),
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,22 +58,13 @@ def _gcc() -> None:
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("families")
-    (folder / "toy.cu").write_text(SOURCE)
-    (folder / "toy.py").write_text(CONTRACT)
-    return folder
+    return plant_toy(tmp_path_factory.mktemp("families"), SOURCE, FUNCTIONS, VERSIONS, default=1 << 40, small=8192)
 
 
 @pytest.fixture
 def sweep(families: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Sweep:
     monkeypatch.chdir(tmp_path)
-
-    def run(words: str) -> tuple[int, str, str]:
-        status = run_command(["sweep", *words.split(), "--family-dir", str(families), "--results", "results"])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
+    return sweeper(families, capsys)
 
 
 def rows() -> list[Row]:

@@ -23,7 +23,7 @@ from kbench.measure import timer as timer_module
 from kbench.measure.ab_statistics import Rule
 from kbench.measure.collect import Sample
 from kbench.params import Param
-from kbench.results.best import BEST, BEST_SCHEMA, load_best
+from kbench.results.best import BEST, BEST_SCHEMA
 from kbench.results.strict_json import dumps
 from kbench.selection import Selection
 from kbench.sides import Side
@@ -249,6 +249,17 @@ def test_a_fault_of_the_last_proof_is_its_own_sides(pair, number):
     assert answer["comparison"] is None and pair.card.live == 0
 
 
+def declare_rows(pair, scratch=None):
+    """Version 2 gets a parameter ROWS: 2, or 1."""
+    first, second = pair.family.versions
+    plan = second.plan
+    second = replace(
+        second, params={"ROWS": Param(2, (1, 2))}, scratch=scratch,
+        plan=lambda problem, block, props, ROWS: plan(problem, block, props),
+    )  # fmt: skip
+    pair.evaluator.catalog["doubling"] = replace(pair.family, versions=(first, second))
+
+
 def test_plan_and_scratch_of_a_side_are_those_of_its_parameters(pair):
     asked = []
 
@@ -256,14 +267,7 @@ def test_plan_and_scratch_of_a_side_are_those_of_its_parameters(pair):
         asked.append(ROWS)
         return ()
 
-    second = pair.family.versions[1]
-    plan = second.plan
-    second = replace(
-        second, params={"ROWS": Param(2, (1, 2))}, scratch=own,
-        plan=lambda problem, block, props, ROWS: plan(problem, block, props),
-    )  # fmt: skip
-    changed = replace(pair.family, versions=(pair.family.versions[0], second))
-    pair.evaluator.catalog["doubling"] = changed
+    declare_rows(pair, own)
     answer = pair.compare(params=({}, {"ROWS": 1}))
     assert statuses(answer) == ["pass", "pass"] and set(asked) == {1}
     assert answer["rows"][1]["params"] == {"ROWS": 1}
@@ -293,11 +297,12 @@ def test_the_same_code_is_named(pair):
 # --------------------------------------------------------------------------------------------- what is asked
 
 
-def best(pair, block, source="files of doubling 1"):
-    row = pair.evaluator._new_row(Job("doubling", 1, "", {"N": COUNT}, "fp32", block))
-    row.source, row.measurement = source, {"median_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1}
+def best(pair, block, source="", version=1, **params):
+    row = pair.evaluator._new_row(Job("doubling", version, "", {"N": COUNT}, "fp32", block, params=params))
+    row.source = source or f"files of doubling {version}"
+    row.measurement = {"median_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1}
     entry = {"run": "x", "row": row.to_dict()}
-    problem = {"cold": {f"N={COUNT}": {"1": entry}}}
+    problem = {"cold": {f"N={COUNT}": {str(version): entry}}}
     document = {"schema": BEST_SCHEMA, "gpus": {"Card": {"doubling": {"fp32": problem}}}}
     (pair.folder / BEST).write_text(dumps(document))
 
@@ -317,12 +322,36 @@ def test_a_best_row_of_other_files_decides_nothing(pair):
 
 
 def test_a_best_row_of_other_parameters_decides_nothing(pair):
-    best(pair, 64)
-    document = load_best(pair.folder)
-    (kept,) = document["gpus"]["Card"]["doubling"]["fp32"]["cold"].values()
-    kept["1"]["row"]["params"] = {"PACKETS": 4}
-    (pair.folder / BEST).write_text(dumps(document))
+    best(pair, 64, PACKETS=4)
     assert pair.plan(Side("doubling", 1), Side("doubling", 2))[0]["job"]["block"] == 256
+
+
+def test_a_side_has_its_own_parameters_and_the_block_size_that_is_best_with_them(pair):
+    declare_rows(pair)
+    best(pair, 64, version=2, ROWS=1)
+    one, default = Side("doubling", 2, params={"ROWS": 1}), Side("doubling", 2)
+    first, second = pair.plan(one, default)
+    assert [(side["job"]["block"], side["job"]["params"]) for side in (first, second)] == [
+        (64, {"ROWS": 1}),
+        (256, {"ROWS": 2}),
+    ]
+    assert "best.json" in first["why"] and second["why"] == "the usual one"
+    assert [side["params_from"] for side in (first, second)] == [{"ROWS": "as given"}, {"ROWS": "the default"}]
+    both = pair.plan(default, Side("doubling", 1), params={"ROWS": [1]})
+    assert [side["job"]["params"] for side in both] == [{"ROWS": 1}, {}]
+    assert [side["params_from"] for side in both] == [{"ROWS": "as given"}, {}]
+
+
+def test_parameters_that_a_version_lacks_are_refused(pair):
+    declare_rows(pair)
+    for side, message in (
+        (Side("doubling", 1, params={"ROWS": 1}), "doubling:1 has no parameter 'ROWS'; it declares none"),
+        (Side("doubling", 2, params={"TILE": 1}), "doubling:2 has no parameter 'TILE'; it has ROWS=2 (1, 2)"),
+        (Side("doubling", 2, params={"ROWS": 3}), "doubling:2 does not take ROWS=3; it has ROWS=2 (1, 2)"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            pair.plan(Side("doubling", 2), side)
+        assert str(refused.value) == message
 
 
 def test_several_problems_are_refused(pair):

@@ -45,6 +45,7 @@ class FakeBench:
     device = {"name": "Card", "arch": "sm_90"}
     statuses, found = ["pass", "pass"], comparison()
     asked: list[Any] = []
+    blocks = (256, 256)
 
     def __init__(self, options: Any, note: Any):
         self.options = options
@@ -58,19 +59,35 @@ class FakeBench:
     def sides(self, sides: Any, select: Selection, results: Path) -> list[PlannedSide]:
         family = load_catalog(self.options.family_dirs)[sides[0].family]
         dtype = select.dtype or family.dtypes[0]
-        job = bench_module.Job(family.name, 0, "", dict(family.presets["small"]), dtype, 256)
-        return [
-            PlannedSide(
-                side, bench_module.Job(**{**vars(job), "version": side.version, "block": side.block or 256}), "x"
-            )
-            for side in sides
-        ]
+        given = {name: values[0] for name, values in select.params.items()}
+        planned = []
+        for side in sides:
+            declared = family.by_number[side.version].defaults
+            params = {name: {**given, **side.params}.get(name, value) for name, value in declared.items()}
+            origins = {name: "as given" if name in {**given, **side.params} else "the default" for name in params}
+            sizes, block = dict(family.presets["small"]), side.block or FakeBench.blocks[len(planned)]
+            job = bench_module.Job(family.name, side.version, "", sizes, dtype, block, params=params)
+            planned.append(PlannedSide(side, job, "x", origins))
+        return planned
 
     def compare(self, sides: Any, rule: Rule, again: str) -> Answer:
         FakeBench.asked.append((sides, rule, again))
         jobs = [side.job for side in sides]
         rows = [
-            Row(j.family, j.version, "", j.sizes, j.dtype, j.block, "Card", status, 7, "wrong", kernels=[KERNEL])
+            Row(
+                j.family,
+                j.version,
+                "",
+                j.sizes,
+                j.dtype,
+                j.block,
+                "Card",
+                status,
+                7,
+                "wrong",
+                kernels=[KERNEL],
+                params=j.params,
+            )
             for j, status in zip(jobs, FakeBench.statuses, strict=True)
         ]
         passed = all(status == "pass" for status in FakeBench.statuses)
@@ -85,6 +102,7 @@ def _bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("found", comparison()),
         ("statuses", ["pass", "pass"]),
         ("device_kind", "cuda"),
+        ("blocks", (256, 256)),
     ):
         monkeypatch.setattr(FakeBench, name, value)
     monkeypatch.chdir(tmp_path)
@@ -145,7 +163,7 @@ def test_a_record_is_kept_and_is_what_json_prints(capsys: pytest.CaptureFixture[
     (path,) = (tmp_path / "kept" / "compare").iterdir()
     kept = json.loads(path.read_text())
     assert printed["record"] == str(path.relative_to(tmp_path)) and printed["verdict"] == "B faster"
-    assert kept["kind"] == "compare" and kept["schema"] == 1 and kept["id"] == path.stem
+    assert kept["kind"] == "compare" and kept["schema"] == 2 and kept["id"] == path.stem
     shared = {"device", "seed", "verdict", "answer", "sides", "comparison", "exit_status"}
     assert all(kept[name] == printed[name] for name in shared)
 
@@ -159,6 +177,54 @@ def test_the_command_of_a_record_means_the_same(monkeypatch: Any, tmp_path: Path
     assert first == again
     assert FakeBench.asked[0][1:] == FakeBench.asked[1][1:]
     assert FakeBench.asked[0][1] == Rule(0.99, 0.02, 0.01, budget_s=3.0)
+
+
+def test_the_command_of_a_record_names_all_parameters(monkeypatch: Any) -> None:
+    """Those of --param and defaults too: a default may be another one tomorrow."""
+    for words, sides in (
+        (["residual_forward:2@64,PACKETS=1", "residual_forward:2"], ["2@64,PACKETS=1", "2@64,PACKETS=2"]),
+        (["residual_forward:1", "residual_forward:2", "--param", "PACKETS=4"], ["1@256", "2@256,PACKETS=4"]),
+    ):
+        FakeBench.asked.clear()
+        assert run_command(["compare", *words]) == Exit.OK
+        again = shlex.split(FakeBench.asked[0][2])[1:]
+        assert again[1:3] == [f"residual_forward:{side}" for side in sides] and "--param" not in again
+        assert run_command(again) == Exit.OK
+        first, second = ([side.job for side in asked[0]] for asked in FakeBench.asked)
+        assert first == second
+
+
+def test_parameters_of_sides_are_in_labels_lines_and_records(capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = "residual_forward:2@PACKETS=1", "residual_forward:2"
+    text = output(capsys, one, other)
+    assert "residual_forward:2@256,PACKETS=2 is 1.042 times as fast as :2@256,PACKETS=1 (" in text
+    assert "A at block size 256: x; PACKETS=1: as given B at block size 256: x; PACKETS=2: the default" in text
+    assert "block sizes differ" not in text
+    assert run_command(["compare", one, other, "--json"]) == Exit.OK
+    sides = json.loads(capsys.readouterr().out)["sides"]
+    assert [side["label"] for side in sides] == [f"residual_forward:2@256,PACKETS={value}" for value in (1, 2)]
+    assert [side["row"]["params"] for side in sides] == [{"PACKETS": 1}, {"PACKETS": 2}]
+    assert [side["params_from"] for side in sides] == [{"PACKETS": "as given"}, {"PACKETS": "the default"}]
+
+
+def test_block_sizes_that_differ_beside_parameters_are_remarked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(FakeBench, "blocks", (64, 256))
+    remark = "the block sizes differ, too: name one to compare the parameters alone"
+    assert remark in output(capsys, "residual_forward:2@PACKETS=1", "residual_forward:2@PACKETS=4")
+    for words in (
+        ("residual_forward:2@32,PACKETS=1", "residual_forward:2@64,PACKETS=4"),
+        ("residual_forward:2@PACKETS=1", "residual_forward:1"),
+        ("residual_forward:2@PACKETS=1", "residual_forward:2@PACKETS=1"),
+    ):
+        assert remark not in output(capsys, *words)
+
+
+def test_several_values_of_param_say_how_they_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["compare", "residual_forward:2", "--param", "PACKETS=1,4"]) == Exit.USAGE
+    error = capsys.readouterr().err
+    assert "give one, or write FAMILY:N@PACKETS=1 FAMILY:N@PACKETS=4" in error and error.count("\n") == 1
 
 
 def test_a_side_that_fails_has_no_ratio_and_no_record(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from kbench.results.best import load_best, merge
 from kbench.results.facts import Card, facts_of
 from kbench.results.schema import Row
 from kbench.results.store import find_run, latest_run, read_run
+from toys import Sweep, plant_toy, sweeper
 
 has_nvrtc = importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.bindings") is not None
 needs_nvrtc = pytest.mark.skipif(not has_nvrtc, reason="cuda-bindings, and with it NVRTC, is not installed")
@@ -41,9 +41,7 @@ __global__ void __launch_bounds__(1024, 2) spilling(float* y, const float* x, in
     for (int i = 0; i < 64; i++) y[i * n + threadIdx.x] = kept[i];
 }
 """
-CONTRACT = """
-from kbench.family import CheckShape, Family, Fill, Launch, Ref, Rule, Tensor, Version, normal
-
+FUNCTIONS = """
 def one(name, *args, shared=0):
     return lambda problem, block, props: (Launch(name, (props.multiprocessors,), (block,), args, shared),)
 
@@ -54,51 +52,30 @@ def stage(problem, block, props):
         Fill(Ref("y")),
         Launch("clear", [1], [64], ["y"]),
     )
-
-toy = Family(
-    name="toy", summary="stages", sizes={"N": "how many"}, dtypes=("fp32", "bf16"),
-    presets={"default": {"N": 4096}, "small": {"N": 8}}, check_shapes=(CheckShape({"N": 4}, "tiny"),),
-    tensors=lambda problem: (
-        Tensor("x", (problem["N"],), "fp32", "in", draw=normal(0, 1)),
-        Tensor("y", (problem["N"],), "fp32", "out"),
-    ),
-    reference=lambda problem, inputs, error, xp: {},
-    versions=(
-        Version(1, "in a tile", stage, ("fp32",), block_sizes=(64, 256, 512)),
-        Version(2, "nothing of its own", lambda problem, block, props: (Fill(Ref("y")),), ("fp32",), fixed=32),
-        Version(3, "a kernel that is missing", one("stagee", "y"), ("fp32",), fixed=32),
-        Version(4, "a plan that fails", lambda problem, block, props: problem["M"], ("fp32",), fixed=32),
-        Version(5, "for one GPU", one("clear", "y"), ("fp32",), fixed=32, arch="sm_90a"),
-        Version(6, "too much shared memory", one("clear", "y", shared=120 << 10), ("fp32",), fixed=32),
-        Version(7, "an argument too many", one("clear", "y", 3), ("fp32",), fixed=32),
-        Version(8, "spills", one("spilling", "y", "x", 4), ("fp32",), fixed=1024),
-        Version(9, "never", one("clear", "y"), ("fp32",), fixed=32, rules=(Rule("N = 1", lambda p: p["N"] == 1),)),
-    ),
-)
 """
-Sweep = Callable[..., tuple[int, str, str]]
+VERSIONS = """
+Version(1, "in a tile", stage, ("fp32",), block_sizes=(64, 256, 512)),
+Version(2, "nothing of its own", lambda problem, block, props: (Fill(Ref("y")),), ("fp32",), fixed=32),
+Version(3, "a kernel that is missing", one("stagee", "y"), ("fp32",), fixed=32),
+Version(4, "a plan that fails", lambda problem, block, props: problem["M"], ("fp32",), fixed=32),
+Version(5, "for one GPU", one("clear", "y"), ("fp32",), fixed=32, arch="sm_90a"),
+Version(6, "too much shared memory", one("clear", "y", shared=120 << 10), ("fp32",), fixed=32),
+Version(7, "an argument too many", one("clear", "y", 3), ("fp32",), fixed=32),
+Version(8, "spills", one("spilling", "y", "x", 4), ("fp32",), fixed=1024),
+Version(9, "never", one("clear", "y"), ("fp32",), fixed=32, rules=(Rule("N = 1", lambda p: p["N"] == 1),)),
+"""
 
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder for all tests: what is compiled once is in the cache."""
-    folder = tmp_path_factory.mktemp("families")
-    (folder / "toy.cu").write_text(SOURCE)
-    (folder / "toy.py").write_text(CONTRACT)
-    return folder
+    return plant_toy(tmp_path_factory.mktemp("families"), SOURCE, FUNCTIONS, VERSIONS, dtypes=("fp32", "bf16"))
 
 
 @pytest.fixture
 def sweep(families: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Sweep:
-    """Sweeps the toy family with further words; exit status, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
-
-    def run(words: str) -> tuple[int, str, str]:
-        status = run_command(["sweep", *words.split(), "--family-dir", str(families), "--results", "results"])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
+    return sweeper(families, capsys)
 
 
 def rows_of(sweep: Sweep, words: str) -> list[Row]:

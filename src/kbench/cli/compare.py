@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "kbench compare layernorm_forward:5 layernorm_forward:6",
     "kbench compare layernorm_forward:6 --block-sizes 128,512",
+    "kbench compare residual_forward:2@PACKETS=1 residual_forward:2@PACKETS=4",
     "kbench compare layernorm_forward:6 mine.cu --fail-if-slower --least 2%",
 )
 
@@ -151,18 +152,20 @@ def compare(
     """Prove two versions of one family, then time them alternately: which is faster, and how sure is that?
 
     SIDE is FAMILY:VERSION, such as layernorm_forward:6, or a .cu file whose kernels stand in place of the family's.
-    Either may end in a block size: layernorm_forward:6@512. FAMILY:5,6 names both sides at once. --param is for both
-    sides, where their versions declare it.
+    Either may end in a block size, in values of parameters that its version declares, or in both: @512, @BATCH=1,
+    @512,BATCH=1. FAMILY:5,6 names both sides at once. --param is for both sides, where their versions declare it.
 
     The answer is the ratio of their times with its interval, or "no difference seen" with the smallest that would
     have been. Sides that are the same machine code show the noise. On the emulator both are proven, and not timed.
     """
     screen = Screen(json)
-    pair = parse_sides(sides, family, version, block_sizes)
-    rule = Rule(confidence, least, resolution or least / 2 or Rule.resolution, budget_s=budget)
     params = parse_params(param or [])
     if several := next((name for name, values in params.items() if len(values) != 1), None):
-        raise UsageError(f"compare takes one value of a parameter, and --param {several} has several", "give one")
+        what = f"compare takes one value of a parameter, and --param {several} has several"
+        one, other = params[several][:2]
+        raise UsageError(what, f"give one, or write FAMILY:N@{several}={one} FAMILY:N@{several}={other}")
+    pair = parse_sides(sides, family, version, block_sizes, params)
+    rule = Rule(confidence, least, resolution or least / 2 or Rule.resolution, budget_s=budget)
     select = Selection(
         [], "run", sizes=parse_sizes(size or []), params=params, preset=preset, dtype=parse_dtype(dtype, "compare")
     )
@@ -185,11 +188,11 @@ def compare(
             require_writable(results)
         planned = bench.sides(pair, select, results)
         _note_contracts(pair, screen)
-        names = labels(pair, [side.job.block for side in planned])
-        again = _command(planned, bench, rule, params)
+        names = labels(pair, [side.job.block for side in planned], [side.job.params for side in planned])
+        again = _command(planned, bench, rule)
         with screen.progress([f"{names[0]} and {names[1]}"]):
             answer = bench.compare(planned, rule, again)
-        shown = Shown(names, [side.why for side in planned], answer, bench.device, bench.device_kind, bench.seed)
+        shown = Shown(names, planned, answer, bench.device, bench.device_kind, bench.seed)
     status = _status(answer, shown, fail_if_slower)
     document = _document(shown, planned, status)
     path = write_comparison(results, again, document) if answer.comparison is not None else None
@@ -222,6 +225,7 @@ def _document(shown: Shown, planned: Sequence[PlannedSide], status: Exit) -> dic
             "label": label,
             "file": side.side.file,
             "block_from": side.why,
+            "params_from": side.params_from,
             "row": row.to_dict(),
         }
         for label, side, row in zip(shown.names, planned, shown.answer.rows, strict=True)
@@ -247,19 +251,15 @@ def _note_contracts(sides: Sequence[Side], screen: Screen) -> None:
             )
 
 
-def _command(
-    planned: Sequence[PlannedSide], bench: CompareBench, rule: Rule, params: Mapping[str, Sequence[int]]
-) -> str:
+def _command(planned: Sequence[PlannedSide], bench: CompareBench, rule: Rule) -> str:
     """What repeats this comparison on the same inputs."""
     job = planned[0].job
-    words = ["kbench", "compare", *(f"{side.side.name}@{side.job.block}" for side in planned)]
+    words = ["kbench", "compare", *(side.side.at(side.job.block, side.job.params) for side in planned)]
     if files := [side for side in planned if side.side.file]:
         words += ["--family", job.family]
         words += ["--version", str(files[0].job.version)]
     for name, size in job.sizes.items():
         words += ["--size", f"{name}={size}"]
-    for name, (chosen,) in params.items():
-        words += ["--param", f"{name}={chosen}"]
     words += ["--dtype", job.dtype, "--seed", str(bench.seed), "--device", bench.device_kind]
     for option, value, usual in (
         ("confidence", rule.confidence, Rule.confidence),

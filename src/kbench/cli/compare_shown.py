@@ -19,7 +19,7 @@ from kbench.results.tables import milliseconds
 from kbench.sides import shortened
 
 if TYPE_CHECKING:
-    from kbench.compare import Answer
+    from kbench.compare import Answer, PlannedSide
 
 _LONG_NAME = 36
 NOTHING_COMPARED = "nothing compared: the emulator has no times"
@@ -27,10 +27,10 @@ NOTHING_COMPARED = "nothing compared: the emulator has no times"
 
 @dataclass(frozen=True)
 class Shown:
-    """A comparison with what to call its sides. why: where each block size comes from."""
+    """A comparison with what to call its sides."""
 
     names: tuple[str, str]
-    why: Sequence[str]
+    planned: Sequence[PlannedSide]
     answer: Answer
     device: dict[str, Any]
     device_kind: str
@@ -94,8 +94,8 @@ def show(shown: Shown, screen: Screen, debug: bool) -> None:
     screen.say()
     _table(shown, screen)
     screen.say()
-    for letter, why, row in zip("AB", shown.why, rows, strict=True):
-        screen.prose(f"{letter} at block size {row.place}: {why}", "  ")
+    for letter, side in zip("AB", shown.planned, strict=True):
+        screen.prose(f"{letter} at {_origins(side)}", "  ")
     for line in _remarks(shown):
         screen.prose(line, "  ")
     for letter, row in zip("AB", rows, strict=True):
@@ -112,6 +112,22 @@ def show(shown: Shown, screen: Screen, debug: bool) -> None:
         screen.prose(f"both are right; {NO_TIMES}")
     else:
         screen.prose("no ratio: both sides have to be proven first")
+
+
+def _origins(side: PlannedSide) -> str:
+    """Such as "block size 64: as given; ROWS=2: the default"."""
+    places = [f"block size {side.job.block}: {side.why}"]
+    places += [f"{name}={value}: {side.params_from[name]}" for name, value in side.job.params.items()]
+    return "; ".join(places)
+
+
+def _other_block(planned: Sequence[PlannedSide]) -> list[str]:
+    """A remark where two sets of parameters are compared, and the block sizes that nobody named differ as well."""
+    first, second = (side.job for side in planned)
+    chosen = any(side.side.block is None for side in planned)
+    if first.version != second.version or first.params == second.params or first.block == second.block or not chosen:
+        return []
+    return ["the block sizes differ, too: name one to compare the parameters alone"]
 
 
 def _table(shown: Shown, screen: Screen) -> None:
@@ -137,7 +153,8 @@ def _table(shown: Shown, screen: Screen) -> None:
 
 def _remarks(shown: Shown) -> list[str]:
     found = shown.answer.comparison
-    lines = [note for row in shown.answer.rows if row.status == "pass" for note in row.details]
+    lines = _other_block(shown.planned)
+    lines += [note for row in shown.answer.rows if row.status == "pass" for note in row.details]
     if found is not None:
         for letter, side in zip("AB", found["sides"], strict=True):
             lines += [f"{letter}: {note}" for note in side["notes"]]

@@ -2,6 +2,7 @@
 
 History of the schema (`schema` of each document):
 1  first version.
+2  each of `sides` has `params_from`; its `label`, and `command`, may name parameters: "softmax_forward:6@128,BATCH=4".
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kbench.results.store import new_id, replace_text
 from kbench.results.strict_json import dumps
 
 COMPARE = "compare"
-COMPARE_SCHEMA = 1
+COMPARE_SCHEMA = 2
 
 
 def write_comparison(folder: Path, command: str, document: Mapping[str, Any]) -> Path:
