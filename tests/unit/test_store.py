@@ -145,6 +145,15 @@ def test_foreign_files_are_refused_with_file_and_reason(tmp_path: Path, text: st
     [{"sizes": 5}, {"sizes": {"N": "x"}}, {"params": []}, {"verdict": "x"}, {"kernels": "x"}, {"steps": [1]},
      {"measurement": {}}, {"measurement": {"median_ms": "x", "low_ms": 1, "high_ms": 1}},
      *({"measurement": measured(time)} for time in (0.0, -1.0, float("inf"), float("nan"))),
+     *(
+         {"measurement": {**measured(1.0), "samples_ms": [1.0, sample, 1.1]}}
+         for sample in (0.0, -1.0, float("inf"), float("nan"), None, "x", True, [1.0], 10**400)
+     ),
+     {"measurement": {**measured(1.0), "median_ms": 10**400}}, {"measurement": {**measured(1.0), "samples_ms": "abc"}},
+     *({"kernels": [{"name": "k", **kernel}]} for kernel in (
+         {"registers": "many"}, {"registers": float("nan")}, {"grid": "x"}, {"block": [None]}, {"shared": -1},
+         {"spill_bytes": True}, {"name": 5},
+     )),
      {"block": "x"}, {"version": True}, {"source": None}, {"details": [1]}, {"traffic": "x"}],
 )  # fmt: skip
 def test_a_row_with_a_value_of_another_type_is_named(tmp_path: Path, change: dict[str, Any]) -> None:

@@ -409,8 +409,8 @@ def header_of(path: Path | str, line: str) -> dict[str, Any]:
 
 
 def row_of(path: Path | str, number: int, data: Any, times: bool = True) -> Row:
-    """The row that a line of a run file is. times: whether times that are none make it no row; else whoever reads looks
-    at `Row.time_fault`. Raises UsageError, naming file and line, if it is no row."""
+    """The row that a line of a run file is. times: whether times and counts that are none make it no row; else whoever
+    reads looks at `Row.time_fault` and `Row.kernel_fault`. Raises UsageError, naming file and line, if it is no row."""
     if isinstance(data, dict) and data.get("kind") == "header":
         raise UsageError(f"{path}:{number} is a second header: run files were put together", "name them one by one")
     if not isinstance(data, dict) or data.pop("kind", None) != "row" or data.get("status") not in STATUSES:
@@ -419,8 +419,8 @@ def row_of(path: Path | str, number: int, data: Any, times: bool = True) -> Row:
         row = Row.from_dict(data)
     except TypeError as error:
         raise UsageError(f"{path}:{number} is not a row of results: {error}") from error
-    if times and row.time_fault:
-        raise UsageError(f"{path}:{number} is not a row of results: {row.time_fault}")
+    if times and (fault := row.time_fault or row.kernel_fault):
+        raise UsageError(f"{path}:{number} is not a row of results: {fault}")
     return row
 
 
