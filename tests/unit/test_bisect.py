@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,17 +116,56 @@ def left_over(top: Path) -> list[str]:
     return git(top, "worktree", "list", "--porcelain").split("\n\n")[1:]
 
 
-def test_work_trees_go_when_a_job_is_ended(story: tuple[Path, list[str]]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_work_trees_go_when_a_job_is_ended(story: tuple[Path, list[str]], number: signal.Signals) -> None:
     top, hashes = story
     found = repository(top)
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     with pytest.raises(SystemExit) as caught, WorkTrees(found) as trees:
         trees.folder(found.commits(hashes[0], hashes[-1], "pad")[2])
         base = trees._base
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         time.sleep(5)
-    assert caught.value.code == 143 and base is not None and not base.exists() and left_over(top) == []
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert caught.value.code == 128 + number and base is not None and not base.exists() and left_over(top) == []
+    assert signal.getsignal(number) == before
+
+
+def test_nohup_stays(story: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with WorkTrees(repository(story[0])):
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from kbench.bisect.repository import Repository, WorkTrees
+found = Repository.of(Path(sys.argv[1]))
+with WorkTrees(found) as trees:
+    trees.folder(found.commits(sys.argv[2], sys.argv[3], "pad")[1])
+    print(trees._base, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_search_that_was_killed_is_cleared_away_by_the_next(tmp_path: Path) -> None:
+    hashes = make_repository(tmp_path, [kernel(256), kernel(257)])
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "kernels"), *hashes]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        try:
+            assert process.stdout is not None
+            base = Path(process.stdout.readline().strip())
+            with WorkTrees(repository(tmp_path)):
+                assert len(left_over(tmp_path)) == 1 and base.exists()  # it is alive
+        finally:
+            process.kill()
+    assert len(left_over(tmp_path)) == 1
+    with WorkTrees(repository(tmp_path)):
+        assert left_over(tmp_path) == [] and not base.exists()
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, RuntimeError])
@@ -333,6 +374,7 @@ def test_broken_commits_before_it_make_a_range(tmp_path: Path, capsys: pytest.Ca
     shown = capsys.readouterr().out
     assert "one of 3 commits made pad:1 worse in static_shared" in shown
     assert all(f"change {number}" in shown for number in (1, 2, 3))
+    assert "kbench-bisect-" not in shown and "kernels/pad.cu:1: error" in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= 80
 
 
