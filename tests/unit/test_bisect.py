@@ -16,7 +16,7 @@ import pytest
 
 from commits import BROKEN, git, kernel, make_repository
 from fakes import failed, make_row
-from kbench.bisect.measure import CommitFault, Kernels, TimeMeasurer
+from kbench.bisect.measure import CommitFault, CountMeasurer, Kernels, TimeMeasurer
 from kbench.bisect.repository import GitError, Repository, WorkTrees
 from kbench.bisect.search import Verdict, search
 from kbench.cli.app import run_command
@@ -240,6 +240,8 @@ class FakePairs:
     slower: dict[str, float]
     asked: list[str] = field(default_factory=list)
     good_row: Any = None
+    reach: float = 0.001  # of the interval, on either side
+    same_code: bool = False
 
     def compare(self, sides: Any, rule: Rule, again: str, folders: list[str]) -> Answer:
         text = (Path(folders[0]) / "pad.cu").read_text()
@@ -250,9 +252,9 @@ class FakePairs:
         if "lost" in text:
             raise KbenchError("the worker is lost")
         ratio = next((ratio for word, ratio in self.slower.items() if word in text), 1.0)
-        estimate = {"ratio": 1 / ratio, "low": 0.999 / ratio, "high": 1.001 / ratio}
+        estimate = {"ratio": 1 / ratio, "low": (1 - self.reach) / ratio, "high": (1 + self.reach) / ratio}
         sides = [{"median_ms": 1.0}, {"median_ms": ratio}]
-        return Answer((good, make_row(1)), {"estimate": estimate, "same_code": False, "sides": sides})
+        return Answer((good, make_row(1)), {"estimate": estimate, "same_code": self.same_code, "sides": sides})
 
 
 def measurer(trees: WorkTrees, good: Any, bench: Any, least: float = 0.03, code: Any = lambda tree: "") -> TimeMeasurer:
@@ -285,6 +287,54 @@ def test_slower_is_more_than_the_threshold(story: tuple[Path, list[str]], slower
         trial = measurer(trees, commits[0], FakePairs({"room[512]": slower}))(commits[-1])
     assert trial.verdict is verdict
     assert trial.ratio == pytest.approx(slower)
+
+
+@pytest.mark.parametrize(("reach", "verdict"), [(0.001, Verdict.BAD), (0.1, Verdict.GOOD)])
+def test_slower_needs_an_interval_above_the_good_one(
+    story: tuple[Path, list[str]], reach: float, verdict: Verdict
+) -> None:
+    top, hashes = story
+    found = repository(top)
+    commits = found.commits(hashes[0], hashes[-1], "pad")
+    with WorkTrees(found) as trees:
+        trial = measurer(trees, commits[0], FakePairs({"room[512]": 1.06}, reach=reach))(commits[-1])
+    assert trial.verdict is verdict
+    assert trial.reason.startswith(f"interval {1.06 / (1 + reach):.3f}..{1.06 / (1 - reach):.3f}")
+
+
+def test_machine_code_that_the_comparison_finds_equal_is_not_slower(story: tuple[Path, list[str]]) -> None:
+    top, hashes = story
+    found = repository(top)
+    commits = found.commits(hashes[0], hashes[-1], "pad")
+    with WorkTrees(found) as trees:
+        trial = measurer(trees, commits[0], FakePairs({"room[512]": 1.06}, same_code=True))(commits[-1])
+    assert trial.verdict is Verdict.GOOD
+
+
+@pytest.mark.parametrize(
+    ("metric", "good", "later", "verdict", "value"),
+    [
+        ("occupancy", (64, 48), (64, 32), Verdict.BAD, 32),  # of all kernels the fewest warps
+        ("occupancy", (32, 32), (64, 48), Verdict.GOOD, 48),
+        ("registers", (20, 40), (20, 41), Verdict.BAD, 41),
+        ("registers", (20, 40), (30, 40), Verdict.GOOD, 40),  # the worst kernel is as it was
+        ("spill_bytes", (0, 0), (0, 4), Verdict.BAD, 4),
+    ],
+)
+def test_counts_are_those_of_the_worst_kernel(
+    story: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch, metric: str, good: tuple[int, int],
+    later: tuple[int, int], verdict: Verdict, value: int,
+) -> None:  # fmt: skip
+    top, hashes = story
+    found = repository(top)
+    commits = found.commits(hashes[0], hashes[-1], "pad")
+    rows = iter([make_row(1, metrics={"a": {metric: a}, "b": {metric: b}}) for a, b in (good, later)])
+    monkeypatch.setattr("kbench.bisect.measure.compiled", lambda catalog, job: next(rows))
+    with WorkTrees(found) as trees:
+        measure = CountMeasurer(Kernels(trees), commits[0], Job("pad", 1, "", {}, "fp32", 256), metric_of(metric))
+        measure.begin()
+        trial = measure(commits[-1])
+    assert (trial.verdict, trial.value) == (verdict, value)
 
 
 def test_the_same_machine_code_is_not_timed_again(story: tuple[Path, list[str]]) -> None:
