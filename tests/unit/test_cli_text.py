@@ -9,8 +9,10 @@ import pytest
 
 from fakes import failed, make_row
 from kbench.cli.failures import choose, show_failures, show_reasons, show_refusals
+from kbench.cli.output import report_error
 from kbench.cli.screen import Screen
 from kbench.cli.table import Column, fit, render, width
+from kbench.errors import UsageError
 
 IDEA = "one warp per eight columns, where each loaded row serves eight sums, and longest rows come first"
 LADDER = [
@@ -115,6 +117,21 @@ def test_prose_wraps_at_words_and_never_cuts_one(capsys: pytest.CaptureFixture[s
     assert lines[0].startswith("  check    some words") and len(lines[0]) <= 80
     assert lines[1].startswith(" " * 11 + "some words")
     assert " " * 11 + path in lines
+
+
+def test_nothing_from_a_record_commands_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "a \x1b]0;title\x07 \x1b[2J\x9b31m \u202e b"
+    screen = Screen()
+    screen.prose(evil, "first ")
+    screen.say(f"{evil}\n\tkbench run")
+    screen.note(evil)
+    screen.table([Column("a"), Column("b", flexible=True)], [[evil, f"{evil}\nnext"]])
+    report_error(UsageError(evil, evil))
+    told = capsys.readouterr()
+    for text in (told.out, told.err):
+        assert not set("\x1b\x07\x9b\u202e") & set(text)
+        assert "\\x1b]0;title\\x07" in text.replace("\n", "") and "\\u202e" in text
+    assert "\n\tkbench run\n" in told.out
 
 
 def test_statuses_are_coloured_on_a_terminal_only(

@@ -289,6 +289,9 @@ def test_rows_of_one_run_that_differ_are_all_kept_and_said(folder: Path) -> None
     found = merge([read_run(one), read_run(changed)])
     assert [row.measurement["median_ms"] for row in found.rows if row.measurement] == [1.0, 9.0]
     assert len(found.remarks) == 1 and "of run one differs between" in found.remarks[0]
+    sides = [[make_row(1, median_ms=ms, round=number) for number in range(3)] for ms in (1.0, 9.0)]
+    rounds = [make_run(folder / str(place), 3, *rows, name="one") for place, rows in enumerate(sides)]
+    assert len(merge([read_run(path) for path in rounds]).remarks) == 1, "once, not of each round"
 
 
 def test_two_runs_of_one_id_are_not_mixed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import pytest
 from fakes import failed, make_row, measured
 from kbench.errors import CannotRunError, UsageError
 from kbench.results.schema import SCHEMA_VERSION
-from kbench.results.store import RunWriter, latest_run, read_run, replace_text, require_writable, row_key
+from kbench.results.store import RunWriter, latest_run, read_run, replace_text, require_writable, row_key, run_files
 from kbench.results.strict_json import dumps
 
 DEVICE = {"name": "NVIDIA H200 (test/1)", "arch": "sm_90"}
@@ -162,6 +163,19 @@ def test_a_row_with_a_value_of_another_type_is_named(tmp_path: Path, change: dic
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(UsageError, match=re.escape(f"{path}:2 is not a row of results: ")):
         read_run(path)
+
+
+def test_a_folder_of_runs_that_nobody_may_look_into_is_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_files(tmp_path) == {}
+
+    def denied(path: Path) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("os.listdir", denied)
+    with pytest.raises(UsageError, match="cannot read .*runs: Permission denied"):
+        run_files(tmp_path)
 
 
 def test_missing_files_are_one_line(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from kbench.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -66,7 +68,7 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], indent: int
     for column in columns:
         table.add_column(column.title, justify=column.align, no_wrap=not column.flexible, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
+        table.add_row(*(Text(printable(cell, keep="\n"), style=_style(cell)) for cell in row))
     paper = _Paper()
     # A cell that is cut is another number: 1024 without its last digit is a block size, too.
     needed = _needed(columns, [[row[i] for row in rows] for i in range(len(columns))], LEAST_FLEXIBLE)

@@ -281,10 +281,18 @@ def find_run(folder: Path, name: str) -> Path:
 
 
 def run_files(folder: Path) -> dict[str, Path]:
-    """The run files of a results folder by their ids, in the order of these, which is that of time."""
+    """The run files of a results folder by their ids, in the order of these, which is that of time. Raises UsageError
+    for a folder that is there and cannot be looked into: to say that it holds none would be a lie."""
+    try:
+        names = os.listdir(folder / RUNS)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise UsageError(f"cannot read {folder / RUNS}: {error.strerror or error}", "see who may read it") from error
     # Hidden files are an editor's or a system's own; and an id of dots would be another folder to whoever joins paths.
-    found = {run_id(path): path for path in (folder / RUNS).glob("[!.]*" + COMPRESSED)}
-    found |= {run_id(path): path for path in (folder / RUNS).glob("[!.]*" + SUFFIX)}
+    files = [folder / RUNS / name for name in names if not name.startswith(".")]
+    found = {run_id(path): path for path in files if path.name.endswith(COMPRESSED)}
+    found |= {run_id(path): path for path in files if path.name.endswith(SUFFIX)}
     return dict(sorted(found.items()))
 
 
