@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from commits import BROKEN, git, kernel, make_repository
 from fakes import failed, make_row
-from kbench.bisect.measure import CommitFault, Kernels, TimeMeasurer
+from kbench.bisect.measure import CommitFault, CountMeasurer, Kernels, TimeMeasurer
 from kbench.bisect.repository import GitError, Repository, WorkTrees
 from kbench.bisect.search import Verdict, search
 from kbench.cli.app import run_command
@@ -114,17 +116,56 @@ def left_over(top: Path) -> list[str]:
     return git(top, "worktree", "list", "--porcelain").split("\n\n")[1:]
 
 
-def test_work_trees_go_when_a_job_is_ended(story: tuple[Path, list[str]]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_work_trees_go_when_a_job_is_ended(story: tuple[Path, list[str]], number: signal.Signals) -> None:
     top, hashes = story
     found = repository(top)
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     with pytest.raises(SystemExit) as caught, WorkTrees(found) as trees:
         trees.folder(found.commits(hashes[0], hashes[-1], "pad")[2])
         base = trees._base
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         time.sleep(5)
-    assert caught.value.code == 143 and base is not None and not base.exists() and left_over(top) == []
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert caught.value.code == 128 + number and base is not None and not base.exists() and left_over(top) == []
+    assert signal.getsignal(number) == before
+
+
+def test_nohup_stays(story: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with WorkTrees(repository(story[0])):
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from kbench.bisect.repository import Repository, WorkTrees
+found = Repository.of(Path(sys.argv[1]))
+with WorkTrees(found) as trees:
+    trees.folder(found.commits(sys.argv[2], sys.argv[3], "pad")[1])
+    print(trees._base, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_search_that_was_killed_is_cleared_away_by_the_next(tmp_path: Path) -> None:
+    hashes = make_repository(tmp_path, [kernel(256), kernel(257)])
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "kernels"), *hashes]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        try:
+            assert process.stdout is not None
+            base = Path(process.stdout.readline().strip())
+            with WorkTrees(repository(tmp_path)):
+                assert len(left_over(tmp_path)) == 1 and base.exists()  # it is alive
+        finally:
+            process.kill()
+    assert len(left_over(tmp_path)) == 1
+    with WorkTrees(repository(tmp_path)):
+        assert left_over(tmp_path) == [] and not base.exists()
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, RuntimeError])
@@ -199,6 +240,8 @@ class FakePairs:
     slower: dict[str, float]
     asked: list[str] = field(default_factory=list)
     good_row: Any = None
+    reach: float = 0.001  # of the interval, on either side
+    same_code: bool = False
 
     def compare(self, sides: Any, rule: Rule, again: str, folders: list[str]) -> Answer:
         text = (Path(folders[0]) / "pad.cu").read_text()
@@ -209,9 +252,9 @@ class FakePairs:
         if "lost" in text:
             raise KbenchError("the worker is lost")
         ratio = next((ratio for word, ratio in self.slower.items() if word in text), 1.0)
-        estimate = {"ratio": 1 / ratio, "low": 0.999 / ratio, "high": 1.001 / ratio}
+        estimate = {"ratio": 1 / ratio, "low": (1 - self.reach) / ratio, "high": (1 + self.reach) / ratio}
         sides = [{"median_ms": 1.0}, {"median_ms": ratio}]
-        return Answer((good, make_row(1)), {"estimate": estimate, "same_code": False, "sides": sides})
+        return Answer((good, make_row(1)), {"estimate": estimate, "same_code": self.same_code, "sides": sides})
 
 
 def measurer(trees: WorkTrees, good: Any, bench: Any, least: float = 0.03, code: Any = lambda tree: "") -> TimeMeasurer:
@@ -244,6 +287,54 @@ def test_slower_is_more_than_the_threshold(story: tuple[Path, list[str]], slower
         trial = measurer(trees, commits[0], FakePairs({"room[512]": slower}))(commits[-1])
     assert trial.verdict is verdict
     assert trial.ratio == pytest.approx(slower)
+
+
+@pytest.mark.parametrize(("reach", "verdict"), [(0.001, Verdict.BAD), (0.1, Verdict.GOOD)])
+def test_slower_needs_an_interval_above_the_good_one(
+    story: tuple[Path, list[str]], reach: float, verdict: Verdict
+) -> None:
+    top, hashes = story
+    found = repository(top)
+    commits = found.commits(hashes[0], hashes[-1], "pad")
+    with WorkTrees(found) as trees:
+        trial = measurer(trees, commits[0], FakePairs({"room[512]": 1.06}, reach=reach))(commits[-1])
+    assert trial.verdict is verdict
+    assert trial.reason.startswith(f"interval {1.06 / (1 + reach):.3f}..{1.06 / (1 - reach):.3f}")
+
+
+def test_machine_code_that_the_comparison_finds_equal_is_not_slower(story: tuple[Path, list[str]]) -> None:
+    top, hashes = story
+    found = repository(top)
+    commits = found.commits(hashes[0], hashes[-1], "pad")
+    with WorkTrees(found) as trees:
+        trial = measurer(trees, commits[0], FakePairs({"room[512]": 1.06}, same_code=True))(commits[-1])
+    assert trial.verdict is Verdict.GOOD
+
+
+@pytest.mark.parametrize(
+    ("metric", "good", "later", "verdict", "value"),
+    [
+        ("occupancy", (64, 48), (64, 32), Verdict.BAD, 32),  # of all kernels the fewest warps
+        ("occupancy", (32, 32), (64, 48), Verdict.GOOD, 48),
+        ("registers", (20, 40), (20, 41), Verdict.BAD, 41),
+        ("registers", (20, 40), (30, 40), Verdict.GOOD, 40),  # the worst kernel is as it was
+        ("spill_bytes", (0, 0), (0, 4), Verdict.BAD, 4),
+    ],
+)
+def test_counts_are_those_of_the_worst_kernel(
+    story: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch, metric: str, good: tuple[int, int],
+    later: tuple[int, int], verdict: Verdict, value: int,
+) -> None:  # fmt: skip
+    top, hashes = story
+    found = repository(top)
+    commits = found.commits(hashes[0], hashes[-1], "pad")
+    rows = iter([make_row(1, metrics={"a": {metric: a}, "b": {metric: b}}) for a, b in (good, later)])
+    monkeypatch.setattr("kbench.bisect.measure.compiled", lambda catalog, job: next(rows))
+    with WorkTrees(found) as trees:
+        measure = CountMeasurer(Kernels(trees), commits[0], Job("pad", 1, "", {}, "fp32", 256), metric_of(metric))
+        measure.begin()
+        trial = measure(commits[-1])
+    assert (trial.verdict, trial.value) == (verdict, value)
 
 
 def test_the_same_machine_code_is_not_timed_again(story: tuple[Path, list[str]]) -> None:
@@ -333,6 +424,7 @@ def test_broken_commits_before_it_make_a_range(tmp_path: Path, capsys: pytest.Ca
     shown = capsys.readouterr().out
     assert "one of 3 commits made pad:1 worse in static_shared" in shown
     assert all(f"change {number}" in shown for number in (1, 2, 3))
+    assert "kbench-bisect-" not in shown and "kernels/pad.cu:1: error" in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= 80
 
 

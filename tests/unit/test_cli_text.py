@@ -9,8 +9,10 @@ import pytest
 
 from fakes import failed, make_row
 from kbench.cli.failures import choose, show_failures, show_reasons, show_refusals
+from kbench.cli.output import report_error
 from kbench.cli.screen import Screen
 from kbench.cli.table import Column, fit, render, width
+from kbench.errors import UsageError
 
 IDEA = "one warp per eight columns, where each loaded row serves eight sums, and longest rows come first"
 LADDER = [
@@ -58,6 +60,32 @@ def test_ideas_wrap_whole_and_numbers_stay_whole(columns: int, monkeypatch: pyte
     assert " ".join(line[start:end].strip() for line in lines[2:]) == IDEA
 
 
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_a_table_that_is_too_wide_cuts_no_number(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    names = [Column(f"n{i}", "right") for i in range(9)]
+    row = [str(100_000 + i) for i in range(9)]
+    for family in ("family", "漢字" * 5):
+        lines = render([Column("family"), *names, Column("what", flexible=True)], [[family, *row, IDEA]]).splitlines()
+        assert lines[2].split()[:10] == [family, *row]
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_a_history_and_a_list_of_runs_cut_no_number(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kbench.cli.history import COLUMNS
+    from kbench.cli.results_shown import LIST_COLUMNS
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    cells = ["10", "1024", "", "14", "0.03978", "0.03907", "-1.8%", "▄" * 14, "unconfirmed +41%"]
+    lines = render(COLUMNS, [cells]).splitlines()
+    shown = [cell for cell in cells if cell]
+    assert lines[0].split()[:2] == ["ver", "block"] and all(len(line) <= columns for line in lines)
+    assert all(cell in shown or cell in shown[-1].split() for cell in lines[2].split())
+    assert {"10", "1024", "-1.8%", "+41%"} <= set(lines[2].split())
+    lines = render(LIST_COLUMNS, [["20261130T030605Z-nvidia-h200-62ce37", "1,048 pass", "2.36 MB"]]).splitlines()
+    assert lines[2].startswith("20261130T030605Z-nvidia-h200-62ce37") and all(len(line) <= columns for line in lines)
+
+
 def test_a_column_without_title_and_content_is_left_out() -> None:
     assert render([Column(""), Column("ver")], [["", "1"], ["", "2"]]).splitlines()[0] == "ver"
     assert render([Column(""), Column("ver")], [["*", "1"], ["", "2"]]).splitlines()[0] == "   ver"
@@ -89,6 +117,21 @@ def test_prose_wraps_at_words_and_never_cuts_one(capsys: pytest.CaptureFixture[s
     assert lines[0].startswith("  check    some words") and len(lines[0]) <= 80
     assert lines[1].startswith(" " * 11 + "some words")
     assert " " * 11 + path in lines
+
+
+def test_nothing_from_a_record_commands_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "a \x1b]0;title\x07 \x1b[2J\x9b31m \u202e b"
+    screen = Screen()
+    screen.prose(evil, "first ")
+    screen.say(f"{evil}\n\tkbench run")
+    screen.note(evil)
+    screen.table([Column("a"), Column("b", flexible=True)], [[evil, f"{evil}\nnext"]])
+    report_error(UsageError(evil, evil))
+    told = capsys.readouterr()
+    for text in (told.out, told.err):
+        assert not set("\x1b\x07\x9b\u202e") & set(text)
+        assert "\\x1b]0;title\\x07" in text.replace("\n", "") and "\\u202e" in text
+    assert "\n\tkbench run\n" in told.out
 
 
 def test_statuses_are_coloured_on_a_terminal_only(

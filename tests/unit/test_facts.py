@@ -49,6 +49,16 @@ def test_occupancy_with_its_limiter() -> None:
     assert facts(kernel("k", 1, 1024, 32, max_threads=512)).fit == 0
 
 
+def test_counts_of_all_kernels_and_their_shares() -> None:
+    counts = {"global_bytes": 300, "global_sectors": 20, "global_unused": 160, "barriers": 3, "atomics": 5}
+    shared = {"shared_wavefronts": 12, "shared_conflicts": 4}
+    found = facts_of(make_row(1, metrics={"a": {**counts, **shared}, "b": {"global_bytes": 100, "barriers": 1}}), CARD)
+    assert (found.asked, found.sectors, found.barriers, found.atomics) == (400, 20, 4, 5)
+    assert found.used == pytest.approx(0.75), "160 of 640 bytes were not asked for"
+    assert (found.wavefronts, found.conflicts) == (12, pytest.approx(1.5)), "eight would do without conflicts"
+    assert facts_of(make_row(1), CARD).asked is None
+
+
 def test_waves_and_how_full_the_last_is() -> None:
     assert waves_of(2 * 132 * 6, 6, 132) == (2.0, 1.0)
     assert waves_of(1, 6, 132) == (pytest.approx(1 / 792), pytest.approx(1 / 792))

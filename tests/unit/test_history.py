@@ -16,6 +16,8 @@ from kbench.cli.app import run_command
 from kbench.cli.sparkline import BLOCKS, PLAIN, WIDEST, sparkline
 from kbench.errors import Exit
 from kbench.history.segments import changes_of, scatter, segments_of
+from kbench.history.series import Point
+from kbench.report.surroundings import Surroundings
 from kbench.results.baselines import save_baseline
 from kbench.results.schema import SCHEMA_VERSION, Row
 from kbench.results.strict_json import dumps
@@ -64,6 +66,27 @@ def test_two_percent_in_each_of_ten_runs_is_a_creep_against_the_first() -> None:
 def test_a_creep_between_two_levels_is_no_row_of_steps() -> None:
     kinds = [kind for kind, _, _ in found([1.0] * 5 + [1.02**i for i in range(1, 11)] + [1.02**10] * 5)]
     assert kinds == ["creep"]
+
+
+def test_a_spike_on_a_creep_is_held_against_the_line_where_it_stands() -> None:
+    values = [1.02**run for run in range(12)]
+    values[6] *= 1.4
+    kinds = {kind: (at, ratio) for kind, at, ratio in found(values)}
+    assert kinds["unconfirmed"] == (6, pytest.approx(1.4, rel=0.02)) and kinds["creep"][0] == 11
+
+
+def test_the_interval_of_a_spike_holds_its_own_error() -> None:
+    y, errors = [0.0, 0.0, 0.0, math.log(1.5), 0.0, 0.0, 0.0], [0.001, 0.001, 0.001, 0.05, 0.001, 0.001, 0.001]
+    (change,) = changes_of(y, errors, 1.0, 0.03)
+    assert math.log(change.high / change.ratio) == pytest.approx(
+        2.576 * math.hypot(0.05, 0.01 / math.sqrt(6)), rel=0.05
+    )
+
+
+def test_a_points_error_is_a_quarter_of_its_interval() -> None:
+    """Two standard errors either way are 95%."""
+    point = Point("run", None, 2.0, 1.9, 2.1, "", Surroundings.of({}), frozenset())
+    assert point.error == pytest.approx(0.05 / 1.96, rel=1e-3)
 
 
 def test_intervals_hold_what_was_put_in() -> None:

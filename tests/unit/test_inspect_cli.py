@@ -13,6 +13,7 @@ import pytest
 
 from kbench.cli.app import run_command
 from kbench.errors import Exit
+from kbench.inspect.counts import KernelCounts, Place, Tally
 
 has_nvrtc = importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.bindings") is not None
 needs_nvrtc = pytest.mark.skipif(not has_nvrtc, reason="cuda-bindings, and with it NVRTC, is not installed")
@@ -171,3 +172,23 @@ def test_without_nvrtc_it_says_how_to_get_it(
     captured = capsys.readouterr()
     assert captured.out == "" and "cuda-bindings is missing" in captured.err and "pip install" in captured.err
     assert inspect("toy:2") == Exit.OK  # steps of libraries need no compiler
+
+
+def test_totals_tell_loads_and_stores_from_atomics_and_shared_memory_from_barriers() -> None:
+    def place(kind: str, tensor: str) -> Place:
+        return Place("k.cu", 1, "", kind, tensor, 4)
+
+    places = {
+        place("load", "inp"): Tally(1, 32, 128, 128, 4),
+        place("store", "out"): Tally(2, 64, 256, 200, 16),
+        place("atomic", "sum"): Tally(3, 7, 28, 4, 3),
+        place("load", ""): Tally(4, 128, 512, 512, 0, 8, 4),
+        place("atomic", ""): Tally(5, 11, 44, 44, 0, 5, 1),
+        place("barrier", ""): Tally(6),
+    }
+    totals = KernelCounts("k", 1, 2, 2, places).totals
+    assert (totals["global_accesses"], totals["global_bytes"], totals["global_sectors"]) == (3, 384, 20)
+    assert totals["efficiency"] == pytest.approx(328 / 640)
+    assert (totals["shared_accesses"], totals["shared_bytes"]) == (9, 556)
+    assert (totals["shared_wavefronts"], totals["shared_ideal"]) == (13, 5)
+    assert (totals["barriers"], totals["atomics"], totals["atomic_sectors"]) == (6, 18, 3)

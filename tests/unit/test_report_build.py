@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fakes import failed
+from fakes import failed, measured
 from gpu_rows import DEVICE, kernel
 from kbench.errors import Exit, UsageError
 from kbench.report.budget import parse_budget
@@ -449,6 +449,51 @@ def test_times_have_budgets_too(report: Reports) -> None:
     found = report(BASE, simulated(seed=2), budgets(**{"layernorm_forward.5.time": "<= 0.1 ms"}))
     assert [c.subject.block for c in times(found, "over budget")] == [64, 128]
     assert report(BASE, BASE, budgets(**{"layernorm_forward.5.time": "<= 0.5"})).exit_status == Exit.OK
+
+
+def in_rounds(*levels: float) -> list[Row]:
+    """A row whose rounds lie apart: half a percent within a round."""
+    row = replace(plain(3, 64), code="")
+    taken = [[level * (1 + 0.0005 * number) for number in range(10)] for level in levels]
+    return [
+        replace(row, round=number, measurement={**measured(levels[0]), "samples_ms": samples})
+        for number, samples in enumerate(taken)
+    ]
+
+
+def test_a_budget_is_held_against_the_median_of_all_rounds(report: Reports) -> None:
+    rows = in_rounds(0.1, 0.2, 0.3)
+    found = report(rows, rows, budgets(**{"layernorm_forward.3.time": "<= 0.15 ms"}))
+    (broken,) = times(found, "over budget")
+    assert broken.after == pytest.approx(0.2, rel=0.01)
+
+
+def test_a_row_that_is_gone_shows_the_median_of_all_rounds(report: Reports) -> None:
+    (gone,) = times(report([*BASE, *(replace(row, version=9) for row in in_rounds(0.1, 0.2, 0.3))], BASE), "gone")
+    assert gone.before == pytest.approx(0.2, rel=0.01) and gone.after is None
+
+
+def test_rounds_stand_in_their_order_whatever_that_of_the_file_is(report: Reports) -> None:
+    change = only(report(in_rounds(0.1, 0.2, 0.3)[::-1], in_rounds(0.1, 0.2, 0.3)))
+    assert [samples[0] for samples in change.rounds_before] == [0.1, 0.2, 0.3]
+
+
+def test_of_a_kernel_that_is_launched_twice_the_worst_counts(report: Reports) -> None:
+    """More registers are worse, and fewer resident warps are."""
+    twice = [kernel("k<float>", 1024, 64, 32), kernel("k<float>", 1024, 1024, 64)]
+    (experiment,) = next(iter(report.load([replace(plain(3, 64), kernels=twice)]).experiments.values())).values()
+    assert experiment.counts["k<float>", "registers"] == 64
+    assert experiment.counts["k<float>", "occupancy"] == 32
+    (experiment,) = next(iter(report.load([replace(plain(3, 64), kernels=twice[::-1])]).experiments.values())).values()
+    assert experiment.counts["k<float>", "occupancy"] == 32
+
+
+def test_two_kernels_with_new_names_are_not_held_against_any(report: Reports) -> None:
+    sides = [
+        [replace(plain(3, 64), kernels=[kernel(a, 1024, 64, 20), kernel(b, 1024, 64, 40)])]
+        for a, b in (("one", "two"), ("three", "four"))
+    ]
+    assert [c for c in report(*sides).changes if c.metric.name != "time"] == []
 
 
 def test_a_budget_is_judged_without_anything_to_compare(report: Reports) -> None:

@@ -195,7 +195,7 @@ def test_files_that_are_no_runs_are_one_line_with_their_name(tmp_path: Path, dat
     path.write_bytes(data)
     with pytest.raises(UsageError) as caught:
         read(path)
-    assert words in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert words in str(caught.value) and str(caught.value).count(str(path)) == 1 and "\n" not in str(caught.value)
 
 
 def test_damage_to_a_compressed_file_is_named(tmp_path: Path) -> None:

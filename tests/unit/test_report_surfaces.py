@@ -159,6 +159,9 @@ def test_a_run_is_not_named_twice() -> None:
     assert "run" in known, "the baseline's file does not say which run it was"
     run = Side("latest", ("results/runs/ID-1.jsonl",), ("ID-1",))
     assert "run" not in [fact for fact, _, _ in words.sides(reports.report(before=run, after=run))]
+    joined = Side("1.jsonl,2.jsonl", ("1.jsonl", "2.jsonl"), ())
+    known = words.sides(reports.report(before=joined, after=run))
+    assert known[0] == ("records", "2 files", "latest") and ("files", "1.jsonl, 2.jsonl", *run.files) in known
     many = Side("x", tuple(f"{i}.jsonl" for i in range(9)), ())
     assert ("files", "0.jsonl, 1.jsonl, 2.jsonl and 6 more", "results/runs/ID-1.jsonl") in words.sides(
         reports.report(before=many, after=run)

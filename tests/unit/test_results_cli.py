@@ -149,6 +149,14 @@ def test_google_benchmark_json_has_what_its_tools_read(folder: Path) -> None:
     assert [entry["aggregate_name"] for entry in aggregates[:4]] == ["mean", "median", "stddev", "cv"]
     assert aggregates[1]["name"] == "toy/1/N:64/fp32/block:256_median" and aggregates[1]["real_time"] == 2.0
     assert aggregates[2]["real_time"] == pytest.approx(0.02) and aggregates[3]["aggregate_unit"] == "percentage"
+    assert aggregates[3]["real_time"] == pytest.approx(0.01), "of the mean"
+
+
+def test_google_benchmark_json_says_how_many_runs_a_sample_is_of(folder: Path) -> None:
+    row = make_row(1, median_ms=2.0)
+    row.measurement = {**(row.measurement or {}), "runs": 16}
+    entries = json.loads(google_benchmark(read_run(make_run(folder, 1, row))))["benchmarks"]
+    assert [entry["iterations"] for entry in entries if entry["run_type"] == "iteration"] == [16, 16, 16]
 
 
 def test_bencher_takes_nanoseconds_with_the_interval(folder: Path) -> None:
@@ -261,12 +269,29 @@ def test_merging_again_changes_nothing_and_copies_are_said(folder: Path, capsys:
     assert out.read_bytes() == before
 
 
+def test_rounds_of_a_run_that_stands_in_two_files_are_kept_once(folder: Path) -> None:
+    rows = [make_row(1, median_ms=1.0 + number, round=number) for number in range(3)]
+    one = make_run(folder, 3, *rows, name="one")
+    found = merge([read_run(one), read_run(make_run(folder / "elsewhere", 3, *rows, name="one"))])
+    assert [row.round for row in found.rows] == [0, 1, 2] and "3 rows stand in a file before it" in found.remarks[0]
+
+
+def test_of_one_experiment_in_two_runs_the_last_is_exported(folder: Path) -> None:
+    files = [make_run(folder, age, make_row(1, median_ms=ms), name=f"r{age}") for age, ms in ((3, 1.0), (2, 2.0))]
+    write_merged(folder / "both.jsonl", merge([read_run(path) for path in files]))
+    (entry,) = json.loads(bencher(read_run(folder / "both.jsonl"))).values()
+    assert entry["latency"]["value"] == 2_000_000.0
+
+
 def test_rows_of_one_run_that_differ_are_all_kept_and_said(folder: Path) -> None:
     one = make_run(folder, 3, make_row(1, median_ms=1.0), name="one")
     changed = make_run(folder / "elsewhere", 3, make_row(1, median_ms=9.0), name="one")
     found = merge([read_run(one), read_run(changed)])
     assert [row.measurement["median_ms"] for row in found.rows if row.measurement] == [1.0, 9.0]
     assert len(found.remarks) == 1 and "of run one differs between" in found.remarks[0]
+    sides = [[make_row(1, median_ms=ms, round=number) for number in range(3)] for ms in (1.0, 9.0)]
+    rounds = [make_run(folder / str(place), 3, *rows, name="one") for place, rows in enumerate(sides)]
+    assert len(merge([read_run(path) for path in rounds]).remarks) == 1, "once, not of each round"
 
 
 def test_two_runs_of_one_id_are_not_mixed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from kbench.cli.app import run_command
 from kbench.cli.session import Session, _in_order
 from kbench.errors import CannotRunError, Exit, UsageError
 from kbench.jobs import Job
-from kbench.results.best import load_best
+from kbench.results.best import load_best, merge, unsettled
 from kbench.results.resume import ResumedRun, mend, remainder
 from kbench.results.schema import SCHEMA_VERSION, Row
 from kbench.results.store import Run, RunWriter, latest_run, newest, read_run, row_key
@@ -55,6 +55,20 @@ def killed(kbench: Runner, rows: int, script: Any = ROWS, options: str = "") -> 
     path = latest_run(Path("results").absolute())
     path.write_text("".join(line for line in path.read_text().splitlines(True) if '"kind": "footer"' not in line))
     return path
+
+
+def test_each_round_keeps_its_own_row() -> None:
+    rows = [row(1, round=number, median_ms=1.0 + number) for number in range(3)]
+    kept = remainder(_run(rows), [_job(rows[0])], rounds=3).kept
+    assert {place: found.round for place, found in kept.items()} == {0: 0, 1: 1, 2: 2}
+
+
+def test_rows_of_the_run_itself_and_of_older_ones_are_unsettled() -> None:
+    for by, left in (("20260101T", 1), ("20260102T", 1), ("20260103T", 0)):
+        document: dict[str, Any] = {"schema": 1, "gpus": {}}
+        merge(document, [row(1)], by)
+        assert len(unsettled(document, [row(1)], "20260102T")) == left, by
+    assert len(unsettled({"gpus": {}}, [row(1)], "20260102T")) == 1
 
 
 def keys(rows: Any) -> list[tuple[int, int]]:

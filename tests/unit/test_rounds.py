@@ -39,6 +39,11 @@ def test_samples_of_all_rounds_count_alike() -> None:
     assert (row.measurement["low_ms"], row.measurement["high_ms"]) == (1.0, 5.0)
 
 
+def test_quartiles_are_of_all_samples() -> None:
+    (row,) = merged([taken(0, 1.0, 2.0, 3.0), taken(1, 4.0, 5.0)])
+    assert row.measurement is not None and (row.measurement["q1_ms"], row.measurement["q3_ms"]) == (2.0, 4.0)
+
+
 def test_rounds_are_put_together_in_their_order_and_a_repeated_one_counts_once() -> None:
     (row,) = merged([taken(1, 3.0), taken(0, 9.0), taken(0, 1.0)])
     assert row.measurement is not None and row.measurement["samples_ms"] == [1.0, 3.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import pytest
 from fakes import failed, make_row, measured
 from kbench.errors import CannotRunError, UsageError
 from kbench.results.schema import SCHEMA_VERSION
-from kbench.results.store import RunWriter, latest_run, read_run, replace_text, require_writable, row_key
+from kbench.results.store import RunWriter, latest_run, read_run, replace_text, require_writable, row_key, run_files
 from kbench.results.strict_json import dumps
 
 DEVICE = {"name": "NVIDIA H200 (test/1)", "arch": "sm_90"}
@@ -145,6 +146,15 @@ def test_foreign_files_are_refused_with_file_and_reason(tmp_path: Path, text: st
     [{"sizes": 5}, {"sizes": {"N": "x"}}, {"params": []}, {"verdict": "x"}, {"kernels": "x"}, {"steps": [1]},
      {"measurement": {}}, {"measurement": {"median_ms": "x", "low_ms": 1, "high_ms": 1}},
      *({"measurement": measured(time)} for time in (0.0, -1.0, float("inf"), float("nan"))),
+     *(
+         {"measurement": {**measured(1.0), "samples_ms": [1.0, sample, 1.1]}}
+         for sample in (0.0, -1.0, float("inf"), float("nan"), None, "x", True, [1.0], 10**400)
+     ),
+     {"measurement": {**measured(1.0), "median_ms": 10**400}}, {"measurement": {**measured(1.0), "samples_ms": "abc"}},
+     *({"kernels": [{"name": "k", **kernel}]} for kernel in (
+         {"registers": "many"}, {"registers": float("nan")}, {"grid": "x"}, {"block": [None]}, {"shared": -1},
+         {"spill_bytes": True}, {"name": 5},
+     )),
      {"block": "x"}, {"version": True}, {"source": None}, {"details": [1]}, {"traffic": "x"}],
 )  # fmt: skip
 def test_a_row_with_a_value_of_another_type_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
@@ -153,6 +163,19 @@ def test_a_row_with_a_value_of_another_type_is_named(tmp_path: Path, change: dic
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(UsageError, match=re.escape(f"{path}:2 is not a row of results: ")):
         read_run(path)
+
+
+def test_a_folder_of_runs_that_nobody_may_look_into_is_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_files(tmp_path) == {}
+
+    def denied(path: Path) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("os.listdir", denied)
+    with pytest.raises(UsageError, match="cannot read .*runs: Permission denied"):
+        run_files(tmp_path)
 
 
 def test_missing_files_are_one_line(tmp_path: Path) -> None:

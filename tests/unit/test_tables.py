@@ -160,6 +160,14 @@ def test_a_repeated_experiment_replaces_what_it_repeats(tmp_path: Path) -> None:
         assert kept is not None and (kept["row"]["block"], kept["run"]) == (128, "new")
 
 
+def test_rows_of_one_run_compete_by_time_whenever_they_come(tmp_path: Path) -> None:
+    """A sweep puts its rows in one by one; of two of a block size, as after --resume, the faster one is the best."""
+    for ms in (1.0, 2.0):
+        update_best(tmp_path, [make_row(1, median_ms=ms)], "run")
+    kept = entry(load_best(tmp_path), make_row(1))
+    assert kept is not None and kept["row"]["measurement"]["median_ms"] == 1.0
+
+
 def test_a_version_now_proven_wrong_loses_its_entry(tmp_path: Path) -> None:
     for status in ("fail", "crashed", "hung"):
         update_best(tmp_path, [make_row(1, median_ms=1.0)], "old")

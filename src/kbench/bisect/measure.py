@@ -118,9 +118,11 @@ class CountMeasurer:
 
     def _row(self, tree: Path) -> Row:
         try:
-            return compiled(self.kernels.catalog(tree), self.job)
+            row = compiled(self.kernels.catalog(tree), self.job)
         except KbenchError as error:
-            return Row("", 0, "", {}, "", 0, "", "invalid", 0, reason=str(error))
+            row = Row("", 0, "", {}, "", 0, "", "invalid", 0, reason=str(error))
+        row.reason = self.kernels.trees.plain(row.reason)
+        return row
 
     def _count(self, row: Row) -> float:
         counts = [counts[self.metric.name] for counts in row.metrics.values() if self.metric.name in counts]
@@ -172,13 +174,14 @@ class TimeMeasurer:
         try:
             answer = self.bench.compare((self.planned, self.planned), self.rule, "", folders)
         except KbenchError as error:  # the version is not there, a family file is at fault, or the worker was lost
-            return Trial(commit, Verdict.SKIP, reason=str(error))
+            return Trial(commit, Verdict.SKIP, reason=self.kernels.trees.plain(str(error)))
         first, second = answer.rows
         if first.status != "pass":
             what = f"{self.good.short}, the good commit, is {first.status}: {first.reason}"
             raise CommitFault(what, worst([STATUSES[first.status], STATUSES[second.status]]))
         if second.status != "pass" or answer.comparison is None:
-            return Trial(commit, Verdict.SKIP, reason=f"{second.status}: {second.reason}")
+            reason = self.kernels.trees.plain(second.reason)
+            return Trial(commit, Verdict.SKIP, reason=f"{second.status}: {reason}")
         return self._judged(commit, answer.comparison)
 
     def _judged(self, commit: Commit, comparison: dict[str, Any]) -> Trial:

@@ -14,15 +14,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from kbench.bisect.search import Commit
 from kbench.errors import CannotRunError, KbenchError, UsageError
+from kbench.results.store import is_running, lock
 
 # A checkout of a large repository takes minutes; beyond this something hangs, a prompt for a password perhaps.
 _GIT_SECONDS = 600.0
 _HEADERS = (".cuh", ".h", ".hpp", ".inc")
 _SEPARATOR = "\x1f"
+# Of the temporary folder that holds a search's work trees, and of the file in it that is locked while the search lives.
+_PREFIX = "kbench-bisect-"
+_LOCK = "lock"
 # Variables by which a hook's git tells another which repository it is in: ours is named by its folder.
 _ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
 
@@ -103,8 +107,8 @@ class Repository:
 
 @dataclass
 class WorkTrees:
-    """Commits checked out in a temporary folder; all are removed at the end, also after Ctrl-C and SIGTERM, by which CI
-    jobs end.
+    """Commits checked out in a temporary folder; all are removed at the end, also after Ctrl-C, SIGTERM, by which CI
+    jobs end, and SIGHUP, by which terminals do. What a search that was killed left behind, the next one removes.
 
     The user's work tree, index and branches are not touched: git records a work tree of its own for each.
     """
@@ -112,12 +116,18 @@ class WorkTrees:
     repository: Repository
     _base: Path | None = None
     _trees: dict[str, Path] = field(default_factory=dict)
-    _before: Any = None
+    _before: dict[int, Any] = field(default_factory=dict)
+    _lock: TextIO | None = None
 
     def __enter__(self) -> WorkTrees:
         if threading.current_thread() is threading.main_thread():  # no other may have handlers
-            self._before = signal.signal(signal.SIGTERM, _leave)
-        self._base = Path(tempfile.mkdtemp(prefix="kbench-bisect-"))
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup
+                    self._before[number] = signal.signal(number, _leave)
+        self._base = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._lock = (self._base / _LOCK).open("w", encoding="utf-8")
+        lock(self._lock)
+        self._remove_abandoned()
         return self
 
     def __exit__(
@@ -131,8 +141,21 @@ class WorkTrees:
             with contextlib.suppress(KbenchError):
                 if str(self._base) in git(self.repository.top, "worktree", "list", "--porcelain"):
                     git(self.repository.top, "worktree", "prune")
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        if self._lock is not None:
+            self._lock.close()
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _remove_abandoned(self) -> None:
+        """Remove the work trees of searches that were killed: git would keep their commits for ever."""
+        with contextlib.suppress(KbenchError):
+            for line in git(self.repository.top, "worktree", "list", "--porcelain").splitlines():
+                path = Path(line.removeprefix("worktree "))
+                mine = line.startswith("worktree ") and path.parent.name.startswith(_PREFIX)
+                # Locked before git hears of the first of its trees, so that no lock is nobody's.
+                if mine and not is_running(path.parent / _LOCK):
+                    _remove_tree(self.repository.top, path)
+                    shutil.rmtree(path.parent, ignore_errors=True)
 
     def folder(self, commit: Commit) -> Path:
         """The folder of families as it is in a commit. Raises GitError where it cannot be checked out."""
@@ -151,13 +174,23 @@ class WorkTrees:
         finally:
             self.drop(commit.name)
 
+    def plain(self, text: str) -> str:
+        """A message without the temporary folders that paths in it begin with: they are gone when it is read."""
+        for path in self._trees.values():
+            text = text.replace(f"{path}{os.sep}", "")
+        return text
+
     def drop(self, commit: str) -> None:
         """Remove a work tree."""
         path = self._trees.pop(commit, None)
         if path is not None:
-            with contextlib.suppress(KbenchError):
-                git(self.repository.top, "worktree", "remove", "--force", "--force", str(path))
-            shutil.rmtree(path, ignore_errors=True)
+            _remove_tree(self.repository.top, path)
+
+
+def _remove_tree(top: Path, path: Path) -> None:
+    with contextlib.suppress(KbenchError):
+        git(top, "worktree", "remove", "--force", "--force", str(path))
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

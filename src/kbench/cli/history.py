@@ -28,6 +28,13 @@ EXAMPLES = (
     "kbench history gelu_forward:2 --metric registers",
 )
 
+# The finding stays longest: it is what a history is for.
+COLUMNS = (
+    Column("ver", "right"), Column("block", "right"), Column("params", drop=5), Column("runs", "right", drop=3),
+    Column("first", "right", drop=1), Column("last", "right", drop=4), Column("change", "right"),
+    Column("trend", drop=2), Column("finding"),
+)  # fmt: skip
+
 
 def history(
     target: o.TargetArgument,
@@ -175,11 +182,6 @@ def _table(mine: Sequence[Series]) -> tuple[list[Column], list[list[str]]]:
     from kbench.history.ratio import percent
     from kbench.history.words import finding
 
-    columns = [
-        Column("ver", "right"), Column("block", "right"), Column("params", drop=2), Column("runs", "right"),
-        Column("first", "right", drop=1), Column("last", "right"), Column("change", "right"), Column("trend"),
-        Column("finding"),
-    ]  # fmt: skip
     lines = []
     for series in mine:
         params = " ".join(f"{name}={value}" for name, value in series.key.params)
@@ -192,8 +194,8 @@ def _table(mine: Sequence[Series]) -> tuple[list[Column], list[list[str]]]:
                 finding(series),
             ]
         )  # fmt: skip
-    kept = [i for i, column in enumerate(columns) if column.title != "params" or any(line[i] for line in lines)]
-    return [columns[i] for i in kept], [[line[i] for i in kept] for line in lines]
+    kept = [i for i, column in enumerate(COLUMNS) if column.title != "params" or any(line[i] for line in lines)]
+    return [COLUMNS[i] for i in kept], [[line[i] for i in kept] for line in lines]
 
 
 def _number(value: float, series: Series) -> str:

@@ -115,7 +115,8 @@ def _totals(kernel: KernelCounts) -> list[str]:
         ratio = total["shared_wavefronts"] / total["shared_ideal"]
         conflicts = f"{ratio:.2f}x the least" if ratio > 1 else "no bank conflicts"
         lines.append(f"shared: {_bytes(total['shared_bytes'])}, {total['shared_wavefronts']:,} wavefronts, {conflicts}")
-    parts = [f"{total['barriers']:,} block barriers"] if total["barriers"] else []
+    barriers = total["barriers"]
+    parts = [f"{barriers:,} block barrier{'s' if barriers > 1 else ''}"] if barriers else []
     if total["atomics"]:
         where = f" on {total['atomic_sectors']:,} sectors" if total["atomic_sectors"] else ""
         parts.append(f"{total['atomics']:,} atomic operations{where}")

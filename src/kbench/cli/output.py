@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from kbench.errors import CompileError, KbenchError
+from kbench.printable import printable
 
 LOG_LINES = 20  # of a compiler's log: the first errors are the ones that matter, and they fit a screen
 
@@ -96,5 +97,6 @@ def cut(lines: Sequence[str], whole: bool = False, limit: int = LOG_LINES) -> li
 
 
 def one_line(text: str) -> str:
-    """Text without line breaks, because scripts read errors and notes line by line."""
-    return " ".join(text.split())
+    """Text without line breaks, because scripts read errors and notes line by line, and without commands to the
+    terminal."""
+    return printable(" ".join(text.split()))

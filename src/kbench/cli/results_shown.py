@@ -21,7 +21,7 @@ from kbench.results.store import Run
 from kbench.results.summary import summarise
 from kbench.results.tables import by_family, by_problem
 
-LIST_COLUMNS = (Column("run"), Column("rows", flexible=True), Column("size", "right"))
+LIST_COLUMNS = (Column("run"), Column("rows", flexible=True, drop=2), Column("size", "right", drop=1))
 _DEVICE = 36  # letters of a device's name, as many as an id has: a merged file names several
 _BESIDE = 14  # letters of a device's name that have room behind the time
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kbench import __version__
 from kbench.cli.output import one_line, state, write
 from kbench.cli.table import Column, paint, render, width
+from kbench.printable import printable
 from kbench.results.schema import SCHEMA_VERSION
 from kbench.results.strict_json import dumps
 
@@ -39,9 +40,12 @@ class Screen:
             write(sys.stderr, line + "\n")
 
     def say(self, text: str = "") -> None:
-        """A line on stdout as it is, unless a JSON document goes there. For commands, which are to be copied."""
+        """A line on stdout as it is, unless a JSON document goes there. For commands, which are to be copied.
+
+        What would command the terminal is escaped, here and below.
+        """
         if not self.json:
-            write(sys.stdout, text + "\n")
+            write(sys.stdout, printable(text, keep="\n\t") + "\n")
 
     def prose(self, text: str, first: str = "", rest: str | None = None, status: str = "") -> None:
         """Text on stdout, wrapped at words to the width of the terminal.
@@ -53,7 +57,7 @@ class Screen:
             return
         indent = " " * len(first) if rest is None else rest
         lines = textwrap.wrap(
-            text,
+            printable(text, keep="\n\t\r\v\f"),  # which become blanks
             width(),
             initial_indent=first,
             subsequent_indent=indent,
@@ -62,8 +66,7 @@ class Screen:
         )
         if status and lines:
             lines[0] = lines[0].replace(status, paint(status), 1)
-        for line in lines or [first.rstrip()]:
-            self.say(line)
+        write(sys.stdout, "".join(f"{line}\n" for line in lines or [first.rstrip()]))
 
     def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]], indent: int = 0) -> None:
         """A table on stdout as wide as the terminal, or 80 columns where there is none."""

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from kbench.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -22,6 +24,9 @@ FAULTS |= {"wrong", "regressions", "over budget"}
 NO_TERMINAL_WIDTH = 80  # of a pipe or a file: what most people's editors and logs show whole
 MIN_WIDTH = 40  # narrower, nothing would be left of a line but its breaks
 MIN_FLEXIBLE = 20  # of a column of prose: narrower, it breaks at nearly every word
+LEAST_FLEXIBLE = (
+    10  # to which it shrinks where no other column can go: a path in pieces is read, one letter a line is not
+)
 GAP = 2  # blanks between two columns
 
 
@@ -48,7 +53,8 @@ def width() -> int:
 def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], indent: int = 0) -> str:
     """A table as text, statuses coloured where stdout is a terminal. Cells are plain text.
 
-    Where the terminal is too narrow, headings are shortened and then columns dropped; numbers are never cut.
+    Where the terminal is too narrow, headings are shortened and then columns dropped; numbers are never cut: what is
+    still too wide stays so, and the terminal breaks its lines.
     """
     from rich import box
     from rich.table import Table
@@ -62,9 +68,11 @@ def render(columns: Sequence[Column], rows: Sequence[Sequence[str]], indent: int
     for column in columns:
         table.add_column(column.title, justify=column.align, no_wrap=not column.flexible, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
+        table.add_row(*(Text(printable(cell, keep="\n"), style=_style(cell)) for cell in row))
     paper = _Paper()
-    _console(paper, room).print(table)
+    # A cell that is cut is another number: 1024 without its last digit is a block size, too.
+    needed = _needed(columns, [[row[i] for row in rows] for i in range(len(columns))], LEAST_FLEXIBLE)
+    _console(paper, max(room, needed)).print(table)
     return "".join(f"{' ' * indent}{line}".rstrip() + "\n" for line in paper.getvalue().splitlines())
 
 
@@ -99,10 +107,15 @@ def stacks(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int, 
     return [sorted(part) for part in parts] or [list(keys)]
 
 
-def _needed(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> int:
-    """The width that a table needs, in characters."""
-    widths = [max(len(text) for text in (column.title, *mine)) for column, mine in zip(columns, cells, strict=True)]
-    least = [min(w, MIN_FLEXIBLE) if c.flexible else w for c, w in zip(columns, widths, strict=True)]
+def _needed(columns: Sequence[Column], cells: Sequence[Sequence[str]], flexible: int = MIN_FLEXIBLE) -> int:
+    """The width that a table needs, in characters. flexible: the least of a column of prose."""
+    from rich.cells import cell_len  # a letter of Chinese takes two places
+
+    widths = [
+        max(cell_len(line) for text in (column.title, *mine) for line in text.split("\n"))
+        for column, mine in zip(columns, cells, strict=True)
+    ]
+    least = [min(w, flexible) if c.flexible else w for c, w in zip(columns, widths, strict=True)]
     return sum(least) + GAP * (len(columns) - 1)
 
 

@@ -130,7 +130,8 @@ def load(name: str, sources: Sequence[Source]) -> Loaded:
                 around[fact] = text if known is None else known if text in known.split("; ") else f"{known}; {text}"
     if not rows:
         paths = " and ".join(str(source.path) for source in sources)
-        raise UsageError(f"{name}: {paths} holds no rows", "; ".join(loaded.warnings) or _EMPTY)
+        whose = "" if paths == name else f"{name}: "
+        raise UsageError(f"{whose}{paths} holds no rows", "; ".join(loaded.warnings) or _EMPTY)
     files = tuple(str(source.path) for source in sources)
     loaded.side = Side(name, files, tuple(runs), around, rows)
     return loaded

@@ -102,7 +102,7 @@ def merge(files: Sequence[Run]) -> Merged:
     ]
     unfinished = [header for header in headers.values() if header["ended"] != "complete"]
     ended = f"{len(unfinished)} of {len(headers)} runs did not come to their end" if unfinished else "complete"
-    return Merged(list(headers.values()), rows, ended, [*found, *remarks])
+    return Merged(list(headers.values()), rows, ended, [*found, *dict.fromkeys(remarks)])  # rounds differ one by one
 
 
 def write_merged(path: Path, merged: Merged) -> None:

@@ -22,7 +22,7 @@ History of the schema (the first line of a run file holds its number):
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
@@ -56,8 +56,20 @@ STATUSES = {
 _TIMES = ("median_ms", "low_ms", "high_ms")
 
 
+# What a kernel says in whole numbers, where it says it; its name is text, grid and block are lists of such numbers.
+_KERNEL = ("shared", "registers", "static_shared", "local_bytes", "spill_bytes", "max_threads")
+
+
 def _is_time(value: Any) -> bool:
-    return fits(value, float) and 0 < value < math.inf
+    return fits(value, float) and 0 < value <= sys.float_info.max  # a whole number may be beyond it, and under infinity
+
+
+def _is_count(value: Any) -> bool:
+    return fits(value, int) and 0 <= value <= sys.float_info.max
+
+
+def _are_counts(values: Any) -> bool:
+    return values is None or isinstance(values, list | tuple) and all(map(_is_count, values))
 
 
 @dataclass
@@ -149,9 +161,27 @@ class Row:
     def time_fault(self) -> str:
         """What is wrong with the times of a row that was timed; "" if nothing is."""
         taken = self.measurement
-        if taken is None or all(_is_time(taken.get(name)) for name in _TIMES):
+        if taken is None:
             return ""
-        return f"a measurement has {', '.join(_TIMES)}, all above 0"
+        if not all(_is_time(taken.get(name)) for name in _TIMES):
+            return f"a measurement has {', '.join(_TIMES)}, all above 0"
+        samples = taken.get("samples_ms") or ()
+        return (
+            ""
+            if isinstance(samples, list | tuple) and all(map(_is_time, samples))
+            else "samples_ms are not all times above 0"
+        )
+
+    @property
+    def kernel_fault(self) -> str:
+        """What is wrong with what its kernels use; "" if nothing is."""
+        for kernel in self.kernels:
+            right = {"name": isinstance(kernel.get("name", ""), str)}
+            right |= {name: _are_counts(kernel.get(name)) for name in ("grid", "block")}
+            right |= {name: kernel.get(name) is None or _is_count(kernel[name]) for name in _KERNEL}
+            if wrong := [name for name, fine in right.items() if not fine]:
+                return f"{wrong[0]} of a kernel is {kernel[wrong[0]]!r}"[:60]
+        return ""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -25,6 +25,8 @@ def is_sound(row: Row) -> bool:
             and 0 < row.block < 1 << 31
             and all(isinstance(text, str) for text in (row.family, row.idea, row.dtype, row.reason, row.cache_mode))
             and all(0 <= rate < float("inf") for rate in rates)
+            and not row.time_fault
+            and not row.kernel_fault
             and (taken is None or 0 < taken["low_ms"] <= taken["median_ms"] <= taken["high_ms"] < float("inf"))
         )
     except (AttributeError, KeyError, TypeError):

@@ -281,10 +281,18 @@ def find_run(folder: Path, name: str) -> Path:
 
 
 def run_files(folder: Path) -> dict[str, Path]:
-    """The run files of a results folder by their ids, in the order of these, which is that of time."""
+    """The run files of a results folder by their ids, in the order of these, which is that of time. Raises UsageError
+    for a folder that is there and cannot be looked into: to say that it holds none would be a lie."""
+    try:
+        names = os.listdir(folder / RUNS)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise UsageError(f"cannot read {folder / RUNS}: {error.strerror or error}", "see who may read it") from error
     # Hidden files are an editor's or a system's own; and an id of dots would be another folder to whoever joins paths.
-    found = {run_id(path): path for path in (folder / RUNS).glob("[!.]*" + COMPRESSED)}
-    found |= {run_id(path): path for path in (folder / RUNS).glob("[!.]*" + SUFFIX)}
+    files = [folder / RUNS / name for name in names if not name.startswith(".")]
+    found = {run_id(path): path for path in files if path.name.endswith(COMPRESSED)}
+    found |= {run_id(path): path for path in files if path.name.endswith(SUFFIX)}
     return dict(sorted(found.items()))
 
 
@@ -409,8 +417,8 @@ def header_of(path: Path | str, line: str) -> dict[str, Any]:
 
 
 def row_of(path: Path | str, number: int, data: Any, times: bool = True) -> Row:
-    """The row that a line of a run file is. times: whether times that are none make it no row; else whoever reads looks
-    at `Row.time_fault`. Raises UsageError, naming file and line, if it is no row."""
+    """The row that a line of a run file is. times: whether times and counts that are none make it no row; else whoever
+    reads looks at `Row.time_fault` and `Row.kernel_fault`. Raises UsageError, naming file and line, if it is no row."""
     if isinstance(data, dict) and data.get("kind") == "header":
         raise UsageError(f"{path}:{number} is a second header: run files were put together", "name them one by one")
     if not isinstance(data, dict) or data.pop("kind", None) != "row" or data.get("status") not in STATUSES:
@@ -419,8 +427,8 @@ def row_of(path: Path | str, number: int, data: Any, times: bool = True) -> Row:
         row = Row.from_dict(data)
     except TypeError as error:
         raise UsageError(f"{path}:{number} is not a row of results: {error}") from error
-    if times and row.time_fault:
-        raise UsageError(f"{path}:{number} is not a row of results: {row.time_fault}")
+    if times and (fault := row.time_fault or row.kernel_fault):
+        raise UsageError(f"{path}:{number} is not a row of results: {fault}")
     return row
 
 

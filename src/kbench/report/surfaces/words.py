@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Mapping, Sequence
 
-from kbench.report.model import FAIL_ON, VERDICTS, Change, Metric, Report, Subject
+from kbench.printable import printable
+from kbench.report.model import FAIL_ON, VERDICTS, Change, Metric, Report, Side, Subject
 from kbench.results.tables import milliseconds
 
 # What a reader calls the rows of a verdict.
@@ -26,8 +26,6 @@ REGRESSIONS = ("slower", "over budget")
 # The facts of a side in the order in which a reader asks for them; others follow as they come.
 _FACTS = ("revision", "device", "arch", "driver", "compiler", "kbench", "started")
 _FACT_NAME = 24  # characters: a name is the first column of a table whose others hold the values
-# Reordering characters make a line read as another one: https://trojansource.codes
-_REORDERING = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def plain(text: object, limit: int = 0) -> str:
@@ -36,21 +34,8 @@ def plain(text: object, limit: int = 0) -> str:
     What is left holds no control character, no half of a pair of surrogates and nothing else that XML or UTF-8 lacks.
     limit: the most characters, an ellipsis included; 0 for any number.
     """
-    words = " ".join(str(text).split())
-    if not words.isprintable():
-        words = "".join(letter if _shows(letter) else _escape(letter) for letter in words)
+    words = printable(" ".join(str(text).split()))
     return shortened(words, limit) if limit else words
-
-
-def _shows(letter: str) -> bool:
-    if letter in _REORDERING or ord(letter) & 0xFFFE == 0xFFFE:
-        return False
-    # Format characters (Cf) join emoji and letters of many scripts, and are harmless but for those above.
-    return unicodedata.category(letter) not in ("Cc", "Cs", "Zl", "Zp")
-
-
-def _escape(letter: str) -> str:
-    return letter.encode("unicode_escape").decode("ascii")
 
 
 def shortened(text: str, limit: int) -> str:
@@ -92,7 +77,7 @@ def failing(report: Report) -> frozenset[str]:
 
 def sides(report: Report) -> list[tuple[str, str, str]]:
     """What was compared: a fact's name, and its values before and after ("" where not known). Cells are plain."""
-    rows = [("records", report.before.name, report.after.name)]
+    rows = [("records", _records(report.before), _records(report.after))]
     known = (report.before.facts, report.after.facts)
     names = [name for name in dict.fromkeys([*_FACTS, *known[0], *known[1]]) if any(name in facts for facts in known)]
     rows += [(name, known[0].get(name, ""), known[1].get(name, "")) for name in names]
@@ -109,6 +94,11 @@ def sides(report: Report) -> list[tuple[str, str, str]]:
         rows.append(_several("file", *files))
     rows.append(("rows", str(report.before.rows), str(report.after.rows)))
     return [(plain(name, _FACT_NAME), plain(before), plain(after)) for name, before, after in rows]
+
+
+def _records(side: Side) -> str:
+    """What the user called them. Of files that were named one by one, which stand below, their number."""
+    return f"{len(side.files)} files" if len(side.files) > 1 and side.name == ",".join(side.files) else side.name
 
 
 def _several(name: str, before: Sequence[str], after: Sequence[str]) -> tuple[str, str, str]:
