@@ -17,13 +17,14 @@ import pytest
 from commits import BROKEN, git, kernel, make_repository
 from fakes import failed, make_row
 from kbench.bisect.measure import CommitFault, CountMeasurer, Kernels, TimeMeasurer
-from kbench.bisect.repository import GitError, Repository, WorkTrees
+from kbench.bisect.repository import Repository, WorkTrees
 from kbench.bisect.search import Verdict, search
 from kbench.cli.app import run_command
 from kbench.cli.bisect_shown import show
 from kbench.cli.screen import Screen
 from kbench.compare import Answer, PlannedSide
 from kbench.errors import CannotRunError, Exit, KbenchError, UsageError
+from kbench.git import GitError
 from kbench.jobs import Job
 from kbench.measure.ab_statistics import Rule
 from kbench.report.metrics import metric_of

@@ -458,6 +458,31 @@ def test_doctor_shows_an_optional_library_with_its_command_and_is_content(
     assert "NCCL: optional, for nccl_all_reduce\n    pip install nccl13\n" in capsys.readouterr().out
 
 
+def test_doctor_gives_each_advice_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    known = {
+        fact.name: fact
+        for fact in (
+            machine.Fact("kernels", "ok", "here"),
+            machine.Fact("GPU", "missing", "none", "times", "get one"),
+            machine.Fact("CUDA device", "missing", "no driver", "times", "get one"),
+            machine.Fact("C++ compiler", "ok", "g++"),
+            machine.Fact("library", "note", "not there", "version 10", "pip install it"),
+            machine.Fact("other", "missing", "not there", "compiling", "pip install it"),
+            machine.Fact("last", "note", "not there", "text", "pip install that"),
+        )
+    }
+    monkeypatch.setattr("kbench.cli.doctor.facts", lambda results: list(known.values()))
+    assert run_command(["doctor"]) == Exit.OK
+    assert capsys.readouterr().out.partition("\n\n")[2].split("\n\n") == [
+        "GPU, CUDA device: needed for times\n    get one",
+        "library, other: needed for version 10; compiling\n    pip install it",
+        "last: optional, for text\n    pip install that\n",
+    ]
+    run_command(["doctor", "--json"])
+    facts = json.loads(capsys.readouterr().out)["facts"]
+    assert [fact["remedy"] for fact in facts].count("get one") == 2, "programs look at each by itself"
+
+
 def test_the_versions_that_need_optional_libraries_are_those_that_doctor_names() -> None:
     steps = {"cuDNN": Sdpa | SdpaBackward, "NCCL": AllReduce}
     props = Props("a", "sm_90", 132, 2048, 1024, 49152, 232448, 233472, 65536, 50 << 20, 140 << 30)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import gzip
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fakes import make_row
+from kbench.cli.app import run_command
 from kbench.errors import CannotRunError, KbenchError, UsageError
 from kbench.report.records import Loaded, load
 from kbench.report.sources import MissingBaseline, find_sources
 from kbench.results.baselines import save_baseline
 from kbench.results.merge import merge, write_merged
 from kbench.results.store import read_run
-from report_runs import plain, simulated, write_run
+from report_runs import plain, simulated, slower, write_run
 
 ROWS = simulated(versions=(1,), blocks=(64,))
 GIT = ["git", "-c", "user.name=somebody", "-c", "user.email=somebody@example.org", "-c", "init.defaultBranch=main"]
@@ -122,7 +124,7 @@ def test_a_committed_baseline_is_read_as_it_was_committed(repository: Path) -> N
     (source,) = find_sources(repository, "git:main:base")
     assert len(source.revision) == 12 and source.path == "git:main:base"
     loaded = load("git:main:base", [source])
-    assert loaded.side.rows == len(ROWS) and loaded.side.facts["revision"] == source.revision
+    assert loaded.side.rows == len(ROWS) and loaded.side.facts["committed"] == source.revision
     assert (repository / "baselines" / "base.jsonl.gz").read_bytes() == b"changed since"
     # Also where the results are not checked out.
     for path in sorted(repository.rglob("*"), reverse=True):
@@ -144,6 +146,16 @@ def test_revisions_and_baselines_that_are_not_there(
     with pytest.raises(UsageError) as caught:
         find_sources(repository, text)
     assert type(caught.value) is kind and words in str(caught.value)
+
+
+def test_a_hook_of_another_repository_does_not_lead_there(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    git("-C", "other", "init", "-q")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "other"))
+    assert find_sources(repository, "git:main:base")[0].data is not None
 
 
 def test_a_pointer_of_git_lfs_is_called_one(repository: Path) -> None:
@@ -255,6 +267,73 @@ def test_a_row_that_was_repeated_counts_once_the_last_time(tmp_path: Path) -> No
     path = write_run(tmp_path / "r.jsonl", [*ROWS, make_row(9, family="x"), ROWS[0]])
     loaded = read(path)
     assert sorted(len(each.rounds) for by in loaded.experiments.values() for each in by.values()) == [1, 3]
+
+
+def rounds_in(loaded: Loaded) -> list[int]:
+    return sorted(len(each.rounds) for by in loaded.experiments.values() for each in by.values())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_that_stand_twice_count_once_and_are_told(tmp_path: Path, packed: bool) -> None:
+    path = write_run(tmp_path / "r.jsonl", [*ROWS, *ROWS])
+    if packed:
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    loaded = read(path)
+    assert rounds_in(loaded) == [len(ROWS)] and loaded.side.rows == len(ROWS)
+    (warning,) = loaded.warnings
+    assert warning.startswith(f"{path}: {len(ROWS)} rows repeat the experiment and round of another")
+    assert f"(the first in line {len(ROWS) + 2})" in warning and "each counts once" in warning
+
+
+def test_rows_of_an_older_kbench_are_copies_if_all_samples_are(tmp_path: Path) -> None:
+    """Without a fingerprint of its files a row may have been measured again, with other samples."""
+    old = [replace(row, source="") for row in ROWS]
+    assert "3 rows repeat" in read(write_run(tmp_path / "a.jsonl", [*old, *old])).warnings[0]
+    other = replace(simulated(versions=(1,), blocks=(64,), seed=5)[0], source="")
+    assert not read(write_run(tmp_path / "b.jsonl", [*old, other])).warnings
+
+
+def test_other_numbers_of_the_same_round_are_no_further_round(tmp_path: Path) -> None:
+    others = simulated(versions=(1,), blocks=(64,), seed=5)
+    loaded = read(write_run(tmp_path / "r.jsonl", [*ROWS, others[0]]))
+    assert rounds_in(loaded) == [len(ROWS)] and "1 row repeats" in loaded.warnings[0]
+
+
+def test_rows_of_two_runs_in_one_file_are_no_copies(tmp_path: Path) -> None:
+    one, two = (write_run(tmp_path / f"{name}.jsonl", ROWS) for name in "ab")
+    write_merged(tmp_path / "m.jsonl", merge([read_run(one), read_run(two)]))
+    loaded = read(tmp_path / "m.jsonl")
+    assert rounds_in(loaded) == [2 * len(ROWS)] and not loaded.warnings
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        {"status": "crashed", "measurement": None},
+        {"status": "unable", "measurement": None},
+        {"source": "files of yesterday"},
+        {"source": "", "measurement": None},
+    ],
+)
+def test_rows_that_a_run_measured_again_are_no_copies(tmp_path: Path, before: dict[str, Any]) -> None:
+    """As `sweep --resume` does with what the machine had a part in, and with versions whose files changed."""
+    loaded = read(write_run(tmp_path / "r.jsonl", [replace(ROWS[0], **before), *ROWS]))
+    assert rounds_in(loaded) == [len(ROWS)] and loaded.side.rows == len(ROWS) and not loaded.warnings
+
+
+def test_a_report_warns_of_copies_on_stderr_and_decides_as_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain_run = write_run(tmp_path / "a.jsonl", ROWS[:2])
+    others = simulated(versions=(1,), blocks=(64,), rounds=2, change=slower(1.3, 1))
+    once, doubled = (write_run(tmp_path / f"b{n}.jsonl", others * n) for n in (1, 2))
+    told = []
+    for path in (once, doubled):
+        run_command(["report", str(plain_run), str(path), "--all"])
+        told.append(capsys.readouterr())
+    assert not told[0].err and told[1].err.count("\n") == 1 and f"{doubled}: 2 rows repeat" in told[1].err
+    assert all("too few: 2 rounds" in each.out for each in told), "copies would be four rounds, which are enough"
+    assert told[0].out.splitlines()[-1] == told[1].out.splitlines()[-1]
 
 
 def test_runs_of_one_side_that_differ_are_not_mixed(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kbench.bisect.repository import GitError, WorkTrees
+from kbench.bisect.repository import WorkTrees
 from kbench.bisect.search import Commit, Trial, Verdict
 from kbench.catalog import Catalog, load_catalog
 from kbench.errors import Exit, KbenchError, UsageError, worst
+from kbench.git import GitError
 from kbench.jobs import Job
 from kbench.results.schema import STATIC, STATUSES, Row
 from kbench.selection import Selection

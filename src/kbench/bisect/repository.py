@@ -7,32 +7,24 @@ import hashlib
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TextIO
 
 from kbench.bisect.search import Commit
-from kbench.errors import CannotRunError, KbenchError, UsageError
+from kbench.errors import KbenchError, UsageError
+from kbench.git import GitError, git
 from kbench.results.store import is_running, lock
 
-# A checkout of a large repository takes minutes; beyond this something hangs, a prompt for a password perhaps.
-_GIT_SECONDS = 600.0
 _HEADERS = (".cuh", ".h", ".hpp", ".inc")
 _SEPARATOR = "\x1f"
 # Of the temporary folder that holds a search's work trees, and of the file in it that is locked while the search lives.
 _PREFIX = "kbench-bisect-"
 _LOCK = "lock"
-# Variables by which a hook's git tells another which repository it is in: ours is named by its folder.
-_ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
-
-
-class GitError(KbenchError):
-    """git refused. The message is its own last line."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +38,7 @@ class Repository:
     def of(cls, folder: Path) -> Repository:
         """The one that a folder of families is in. Raises UsageError outside of any, CannotRunError without git."""
         try:
-            top = Path(git(folder, "rev-parse", "--show-toplevel").strip())
+            top = Path(git(folder, "rev-parse", "--show-toplevel", needed_by="bisect").strip())
         except GitError as error:
             what = f"{folder} is not in a git repository"
             raise UsageError(what, "commits are compared: bisect needs the repository of the kernels") from error
@@ -195,27 +187,3 @@ def _remove_tree(top: Path, path: Path) -> None:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)  # as shells tell of a signal
-
-
-def git(folder: Path, *words: str, environment: Mapping[str, str] | None = None) -> str:
-    """What git writes. Raises GitError where it fails, CannotRunError where there is none."""
-    inherited = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
-    # No hook of the repository runs, no large file is fetched, nobody is asked for a password.
-    own = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1", "GIT_OPTIONAL_LOCKS": "0"}
-    command = ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", *words]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=_GIT_SECONDS, env={**inherited, **own, **(environment or {})}
-        )
-    except FileNotFoundError as error:
-        raise CannotRunError("bisect needs git, which is not installed", "install it") from error
-    except subprocess.TimeoutExpired as error:
-        raise CannotRunError(f"git {words[0]} takes longer than {_GIT_SECONDS:g} s", "see what it waits for") from error
-    if done.returncode:
-        raise GitError(_last_line(done.stderr) or f"git {words[0]} ended with status {done.returncode}")
-    return done.stdout.decode("utf-8", errors="surrogateescape")
-
-
-def _last_line(text: bytes) -> str:
-    lines: Sequence[str] = text.decode("utf-8", errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("fatal: ").removeprefix("error: ") if lines else ""

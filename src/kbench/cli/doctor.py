@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from kbench.cli import options as o
-from kbench.cli.machine import can_run, facts
+from kbench.cli.machine import Fact, can_run, facts
 from kbench.cli.screen import Screen
 from kbench.errors import Exit
 
@@ -30,12 +31,21 @@ def doctor(
     widest = max(len(fact.name) for fact in found)
     for fact in found:
         screen.prose(fact.value, f"{fact.name:<{widest}}  {fact.state:<7}  ", status=fact.state)
-    for fact in found:
-        if fact.remedy:
-            screen.say()
-            kind = "needed" if fact.state == "missing" else "optional,"
-            screen.prose(f"{fact.name}: {kind} for {fact.needed_by}", rest="  ")
-            screen.say(f"    {fact.remedy}")
+    for remedy, lacking in remedies(found).items():
+        screen.say()
+        kind = "needed" if any(fact.state == "missing" for fact in lacking) else "optional,"
+        names, uses = (dict.fromkeys(texts) for texts in zip(*((f.name, f.needed_by) for f in lacking), strict=True))
+        screen.prose(f"{', '.join(names)}: {kind} for {'; '.join(uses)}", rest="  ")
+        screen.say(f"    {remedy}")
     if status != Exit.OK:
         screen.note("kernels can run neither on a GPU nor on the emulator here")
     return int(status)
+
+
+def remedies(found: Sequence[Fact]) -> dict[str, list[Fact]]:
+    """What mends something, each command once, with all that it mends."""
+    by_remedy: dict[str, list[Fact]] = {}
+    for fact in found:
+        if fact.remedy:
+            by_remedy.setdefault(fact.remedy, []).append(fact)
+    return by_remedy

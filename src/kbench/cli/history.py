@@ -167,6 +167,7 @@ def _show(found: Sequence[Series], family: str, metric: str, screen: Screen) -> 
 
 
 def _heading(mine: Sequence[Series], family: str, metric: str, screen: Screen) -> None:
+    from kbench.history.words import reach
     from kbench.results.conditions import mode_name
 
     key = mine[0].key
@@ -174,6 +175,8 @@ def _heading(mine: Sequence[Series], family: str, metric: str, screen: Screen) -
     mode = f", {mode_name(key.cache_mode)}" if metric == "time" else ""
     screen.prose(f"{family}: {key.problem}, {key.dtype}{mode}; {unit} over {_runs(mine)} runs", rest="  ")
     screen.prose(f"on {key.device}{f', kernel {key.kernel}' if key.kernel else ''}", rest="  ")
+    if commits := reach(mine):
+        screen.prose(commits, rest="  ")
     screen.say()
 
 
@@ -206,8 +209,10 @@ def _number(value: float, series: Series) -> str:
 
 def _breaks(mine: Sequence[Series]) -> list[str]:
     """Which runs of a table cannot be compared with those before: once, not of each version anew."""
-    found = {(series.points[at].run, why) for series in mine for at, why in series.breaks.items()}
-    return [f"not comparable with the runs before: run {run} ({why})" for run, why in sorted(found)]
+    from kbench.history.words import when
+
+    found = {(when(series.points[at]), why) for series in mine for at, why in series.breaks.items()}
+    return [f"not comparable with the runs before: {run} ({why})" for run, why in sorted(found)]
 
 
 def _told(series: Series) -> list[str]:

@@ -16,6 +16,7 @@ from kbench.cli.table import Column
 from kbench.results.columns import bytes_text
 from kbench.results.facts import Card, facts_of
 from kbench.results.listing import Entry, counts_text, moment
+from kbench.results.revisions import revision_text
 from kbench.results.rounds import merged
 from kbench.results.store import Run
 from kbench.results.summary import summarise
@@ -76,7 +77,9 @@ def show_list(folder: Path, entries: Sequence[Entry], screen: Screen) -> None:
 def _head(run: Run, screen: Screen) -> None:
     started = moment(run.header.get("started"))
     when = f", {started:%Y-%m-%d %H:%M} UTC" if started else ""
-    screen.prose(f"run {run.id}{when}, kbench {run.header.get('kbench', '?')}", rest="  ")
+    revision = revision_text(run.header)
+    at = f", kernels at {revision}" if revision else ""
+    screen.prose(f"run {run.id}{when}, kbench {run.header.get('kbench', '?')}{at}", rest="  ")
     command = run.header.get("command")
     if isinstance(command, list):
         screen.prose(shlex.join(map(str, command)), "  ")
@@ -105,7 +108,8 @@ def _rows(entry: Entry) -> str:
         end = "; is being written"
     elif entry.ended != "complete":
         end = f"; {entry.ended or 'killed'}"
-    return counts_text(entry.statuses) + end
+    at = f"\nat {'; '.join(entry.revisions)}" if entry.revisions else ""
+    return counts_text(entry.statuses) + end + at
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from kbench.results.store import RUNS, TABLES, RunWriter, read_run, require_writ
 from kbench.results.summary import summarise, write_summary
 from kbench.results.tables import by_family, by_problem, write_tables
 from kbench.results.why import why
+from kbench.revision import revisions
 from kbench.selection import Selection
 
 EXAMPLES = (
@@ -233,6 +234,7 @@ def sweep(
             },  # fmt: skip
             kbench_version=__version__,
             selection=asdict(selection),
+            revisions=revisions(options.family_dirs),
         )
         writers.append(writer)
         return writer

@@ -298,7 +298,7 @@ class _Machine:
             require_writable(self.results)
         device = open_device(kind, self.time_limit, self.workers)
         try:
-            with Journal(self.results, device.describe()) as journal:
+            with Journal(self.results, device.describe(), self.family_dirs) as journal:
                 yield Workshop(
                     device, load_catalog(self.family_dirs), self.results, lambda: Bench(bench, self.screen.note),
                     journal.keep, self.screen.note, self.screen.progress, deterministic,

@@ -19,6 +19,7 @@ from kbench.report.surroundings import Surroundings
 from kbench.results.facts import Card
 from kbench.results.listing import moment
 from kbench.results.merge import parts
+from kbench.results.revisions import revision_text
 from kbench.results.rounds import merged
 from kbench.results.schema import Row
 from kbench.results.sound import is_sound
@@ -50,7 +51,8 @@ class Key:
 @dataclass(frozen=True)
 class Point:
     """One run's number. low, high: its 95% interval, equal to it for a count. source: the fingerprint of the version's
-    files. around, uses: what it depends on beside the kernel, and which libraries it uses."""
+    files. around, uses: what it depends on beside the kernel, and which libraries it uses. revision: the commit that
+    the kernels were of (`kbench.results.revisions.revision_text`), "" where that is not known."""
 
     run: str
     started: datetime | None
@@ -60,6 +62,7 @@ class Point:
     source: str
     around: Surroundings
     uses: frozenset[str]
+    revision: str = ""
 
     @property
     def error(self) -> float:
@@ -140,14 +143,15 @@ class Series:
         points = [
             {
                 "run": p.run, "started": p.started.isoformat() if p.started else None, "value": p.value, "low": p.low,
-                "high": p.high, "source": p.source, "incomparable": self.breaks.get(i),
+                "high": p.high, "source": p.source, "revision": p.revision, "incomparable": self.breaks.get(i),
             }
             for i, p in enumerate(self.points)
         ]  # fmt: skip
         changes = [
             {
-                "kind": c.kind, "run": self.points[c.at].run, "at": c.at, "ratio": c.ratio, "low": c.low,
-                "high": c.high, "since": self.points[c.since].run if c.since is not None else None,
+                "kind": c.kind, "run": self.points[c.at].run, "revision": self.points[c.at].revision, "at": c.at,
+                "ratio": c.ratio, "low": c.low, "high": c.high,
+                "since": self.points[c.since].run if c.since is not None else None,
                 "worse": self.is_worse(c), "source_changed": self.source_changed(c),
             }
             for c in self.changes
@@ -212,12 +216,14 @@ def series_of(runs: Iterable[Run], wanted: Wanted, metric: str, least: float) ->
         device = run.header.get("device")
         reader = Reader(Card.of(device if isinstance(device, dict) else {}))
         around, started = Surroundings.of(run.header), moment(run.header.get("started"))
+        revision = revision_text(run.header)
         for row in merged(row for row in run.rows if wanted.takes(row)):
             numbers = _time(row) if metric == TIME.name else _counts(row, reader, metric)
             for kernel, (value, low, high) in numbers.items():
                 key = _key(row, kernel)
                 series = found.setdefault(key, Series(row.family, key, known, least))
-                series.points.append(Point(run.id, started, value, low, high, row.source, around, frozenset(row.steps)))
+                uses = frozenset(row.steps)
+                series.points.append(Point(run.id, started, value, low, high, row.source, around, uses, revision))
             if not numbers and row.exit_status:
                 key = _key(row)
                 series = found.setdefault(key, Series(row.family, key, known, least))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 
 from kbench.history.ratio import percent
 from kbench.history.segments import Change
@@ -32,8 +33,21 @@ def sentences(series: Series, breaks: bool = True) -> Iterator[str]:
 
 
 def when(point: Point) -> str:
-    """Of which run; its name begins with the time at which it started."""
-    return f"run {point.run}"
+    """Of which run; its name begins with the time at which it started. And of which commit, where that is known."""
+    return f"run {point.run} at {point.revision}" if point.revision else f"run {point.run}"
+
+
+def reach(found: Iterable[Series]) -> str:
+    """The commits of the first and the last run of all these series; "" where neither is known."""
+    points = [point for series in found for point in series.points]
+    never = datetime.min.replace(tzinfo=UTC)
+    points.sort(key=lambda point: (point.started or never, point.run))
+    if not points or not (points[0].revision or points[-1].revision):
+        return ""
+    first, last = (point.revision or "an unknown commit" for point in (points[0], points[-1]))
+    if points[0].run == points[-1].run:
+        return f"at {first}"
+    return f"first run at {first}, last run at {last}" if first != last else f"first and last run at {first}"
 
 
 def _word(series: Series, change: Change) -> str:

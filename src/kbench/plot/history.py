@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 from kbench.axis import Axis
 from kbench.history.series import Point, Series
-from kbench.history.words import finding, sentences, when
+from kbench.history.words import finding, reach, sentences, when
 from kbench.plot import charts
 from kbench.plot.document import document
 from kbench.results.conditions import mode_name
@@ -32,15 +33,12 @@ _MOST_TICKS = 6
 def write_history(path: Path, title: str, found: Sequence[Series]) -> None:
     """Write the page in one step. Raises CannotRunError where it cannot be written."""
     parts = [f"<h1>{html.escape(title)}</h1>", f'<p class="faint">{EXPLAINED}</p>']
-    heading = ""
-    for series in found:
-        mine = _heading(series)
-        if mine != heading:
-            parts += ["</div>"] if heading else []
-            parts += [f"<h2>{html.escape(mine)}</h2>", '<div class="series">']
-            heading = mine
-        parts.append(_one(series))
-    parts += ["</div>"] if heading else []
+    for heading, group in itertools.groupby(found, _heading):
+        mine = list(group)
+        parts.append(f"<h2>{html.escape(heading)}</h2>")
+        if commits := reach(mine):
+            parts.append(f'<p class="faint">{html.escape(commits)}</p>')
+        parts += ['<div class="series">', *map(_one, mine), "</div>"]
     text = document(title, parts, STYLE).encode("utf-8", errors="replace").decode("utf-8")
     replace_text(path, text, hint="choose another file with --html FILE.html")
 

@@ -20,6 +20,7 @@ from kbench.plot.contest import Contest, contests, label, series_of
 from kbench.plot.document import document
 from kbench.results.best import median
 from kbench.results.conditions import mode_text
+from kbench.results.revisions import revisions_of
 from kbench.results.store import Run, replace_text
 from kbench.results.summary import Line, ceilings_text, summarise
 from kbench.results.tables import interval, milliseconds
@@ -78,6 +79,8 @@ def _head(run: Run, found: Sequence[Contest], timed: bool) -> str:
     if isinstance(command, list):
         parts.append(f"<p><code>{html.escape(shlex.join(map(str, command)))}</code></p>")
     facts_of_run = f"run {run.id}, {header.get('started', 'of an unknown time')}, kbench {header.get('kbench', '?')}"
+    if commits := revisions_of(header):
+        facts_of_run += f", kernels at {'; '.join(commits)}"
     parts.append(f'<p class="faint">{html.escape(facts_of_run)}; rows: {rows}</p>')
     parts += [f'<p class="note">{html.escape(note)}</p>' for note in [*_warnings(run), *_no_times(run, timed)]]
     return "\n".join(parts)

@@ -108,7 +108,8 @@ class Change:
 @dataclass(frozen=True)
 class Side:
     """Where one side's records come from. name: as the user gave it. files, runs: their paths and ids. facts: device,
-    driver, compiler, kbench, revision, started... as text, those that are known."""
+    driver, compiler, kbench, started... as text, those that are known; revision: the commit that the kernels were of,
+    committed: the commit that the records themselves were taken from."""
 
     name: str
     files: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kbench.errors import UsageError
@@ -15,6 +16,8 @@ from kbench.report.sources import Source
 from kbench.report.surroundings import Surroundings
 from kbench.results.facts import Card, main_kernel
 from kbench.results.merge import source_headers
+from kbench.results.resume import AGAIN
+from kbench.results.revisions import revision_text
 from kbench.results.scan import Scan
 from kbench.results.schema import Row
 
@@ -155,13 +158,14 @@ _EMPTY = "`kbench sweep` writes some"
 
 
 def _read(loaded: Loaded, first: int, scan: Scan, headers: Mapping[str, Mapping[str, Any]]) -> int:
-    """Take the rows of a file; returns how many there were. headers: of its runs, which get numbers from `first` on."""
+    """Take the rows of a file; returns how many there were, each round of an experiment once: of those that stand there
+    again the last. headers: of its runs, which get numbers from `first` on."""
     known = {run: _Origin.of(number, header) for number, (run, header) in enumerate(headers.items(), first)}
     whole = next(iter(known.values()))  # what names no run of the file is of its first, as `results.merge.parts` says
     uses: dict[tuple[str, ...], frozenset[str]] = {}
     count = 0
+    again: list[int] = []  # lines of rows that no run has written a second time
     for line, row in scan:
-        count += 1
         try:
             key = (
                 row.family, row.version, _pairs(row.sizes), row.dtype, row.block, _pairs(row.params), row.cache_mode,
@@ -177,10 +181,32 @@ def _read(loaded: Loaded, first: int, scan: Scan, headers: Mapping[str, Mapping[
                 experiment.kernel = str(main.get("name", "")) if main else ""
             kinds = tuple(row.steps)
             record = _record(row, origin.around, uses.setdefault(kinds, frozenset(kinds)))
+            before = experiment.rounds.get((origin.number, row.round))
+            if before is None:
+                count += 1
+            elif not _went_on(before, record):
+                again.append(line)
             experiment.rounds[origin.number, row.round] = record
         except (TypeError, AttributeError, ValueError) as error:
             raise UsageError(f"{scan.path}:{line} is damaged: {error}", "sweep again") from error
+    if again:
+        loaded.warnings.append(_repeated(scan.path, again))
     return count
+
+
+def _went_on(before: Record, after: Record) -> bool:
+    """Whether a run may have measured a row again: one that went wrong by the machine's fault, or of other files. No
+    two that were measured are equal in every sample."""
+    if before.samples is not None and before == after:
+        return False
+    return before.status in AGAIN or not before.source or before.source != after.source
+
+
+def _repeated(path: Path | str, lines: Sequence[int]) -> str:
+    """The warning for rows whose experiment and round stand in the file before them."""
+    count = "1 row repeats" if len(lines) == 1 else f"{len(lines)} rows repeat"
+    what = f"{path}: {count} the experiment and round of another (the first in line {lines[0]})"
+    return f"{what}; each counts once: the file was put together from overlapping parts"
 
 
 def _pairs(values: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
@@ -218,6 +244,6 @@ def _facts(header: Mapping[str, Any], source: Source) -> dict[str, str]:
     known = {
         "device": device.get("name"), "arch": device.get("arch"), "driver": device.get("driver"),
         "compiler": device.get("compiler"), "kbench": header.get("kbench"), "started": header.get("started"),
-        "revision": source.revision,
+        "revision": revision_text(header), "committed": source.revision,
     }  # fmt: skip
     return {name: str(value) for name, value in known.items() if value}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kbench.errors import CannotRunError, UsageError
+from kbench.errors import UsageError
+from kbench.git import GitError, git_bytes
 from kbench.results.baselines import BASELINES, PREVIOUS, USUAL, baseline_names, baseline_path, require_name
 from kbench.results.store import COMPRESSED, LATEST, find_run, is_path, latest_run, read_text_of, run_files, run_id
 
@@ -107,43 +106,41 @@ def _committed(folder: Path, text: str) -> Source:
         raise UsageError(f"{GIT}{text} names no revision", f"write {GIT}REV or {GIT}REV:NAME, such as {GIT}main")
     path = baseline_path(folder, name).absolute()
     inside = next(parent for parent in path.parents if parent.is_dir())
-    done = _git(inside, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
-    if done.returncode:
-        outside = _git(inside, "rev-parse", "--is-inside-work-tree").returncode
-        if outside:
-            raise UsageError(f"{inside} is not in a git repository", f"{GIT} needs one; name a file instead")
-        raise UsageError(
-            f"git knows no revision {revision!r} here",
-            "fetch it; a CI job's clone may hold one commit only (actions/checkout: fetch-depth: 0)",
+    try:
+        commit = (
+            _git(inside, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
+            .decode()
+            .strip()
         )
-    commit = done.stdout.decode().strip()
+    except GitError:
+        raise _no_revision(inside, revision) from None
     relative = path.relative_to(inside).as_posix()
     shown = f"{GIT}{revision}:{name}"
-    there = _git(inside, "cat-file", "-e", f"{commit}:./{relative}")
-    if there.returncode:
+    try:
+        _git(inside, "cat-file", "-e", f"{commit}:./{relative}")
+    except GitError:
         raise MissingBaseline(
             f"{commit[:12]} ({revision}) holds no {BASELINES}/{name}{COMPRESSED} below {folder}",
             f"`kbench sweep --save {name}` writes it, to be committed",
-        )
-    done = _git(inside, "show", f"{commit}:./{relative}")
-    if done.returncode:
-        raise UsageError(f"git cannot show {shown}: {_last_line(done.stderr)}")
-    return Source(shown, read_text_of(shown, done.stdout), commit[:12])
-
-
-def _git(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
-    try:
-        return subprocess.run(
-            ["git", "-C", str(folder), *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=_GIT_SECONDS
-        )
-    except FileNotFoundError:
-        raise CannotRunError(f"{GIT}REV needs git, which is not on the path", "install it, or name a file") from None
-    except subprocess.TimeoutExpired:
-        raise CannotRunError(
-            f"git did not answer within {_GIT_SECONDS:.0f} s", "see whether it asks for a password"
         ) from None
+    try:
+        data = _git(inside, "show", f"{commit}:./{relative}")
+    except GitError as error:
+        raise UsageError(f"git cannot show {shown}: {error}") from error
+    return Source(shown, read_text_of(shown, data), commit[:12])
 
 
-def _last_line(text: bytes) -> str:
-    lines: Sequence[str] = text.decode("utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it does not say why"
+def _no_revision(inside: Path, revision: str) -> UsageError:
+    """Why git knows no such revision."""
+    try:
+        _git(inside, "rev-parse", "--is-inside-work-tree")
+    except GitError:
+        return UsageError(f"{inside} is not in a git repository", f"{GIT} needs one; name a file instead")
+    return UsageError(
+        f"git knows no revision {revision!r} here",
+        "fetch it; a CI job's clone may hold one commit only (actions/checkout: fetch-depth: 0)",
+    )
+
+
+def _git(folder: Path, *words: str) -> bytes:
+    return git_bytes(folder, *words, needed_by=f"{GIT}REV", seconds=_GIT_SECONDS)

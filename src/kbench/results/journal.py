@@ -12,16 +12,18 @@ from kbench import __version__
 from kbench.results.best import update_best
 from kbench.results.schema import Row
 from kbench.results.store import RunWriter
+from kbench.revision import revisions
 
 
 class Journal:
     """A run file and best.json of a results folder; the file is made when there is a first row.
 
-    Use it as a context manager. device: what Device.describe() says. Raises CannotRunError when a write fails.
+    Use it as a context manager. device: what Device.describe() says. family_dirs: of users' kernels. Raises
+    CannotRunError when a write fails.
     """
 
-    def __init__(self, folder: Path, device: Mapping[str, Any]):
-        self._folder, self._device = folder, device
+    def __init__(self, folder: Path, device: Mapping[str, Any], family_dirs: Sequence[Path] = ()):
+        self._folder, self._device, self._family_dirs = folder, device, family_dirs
         self._writer: RunWriter | None = None
 
     def keep(self, rows: Sequence[Row]) -> None:
@@ -31,8 +33,9 @@ class Journal:
         if self._writer is None:
             command = ["kbench", *sys.argv[1:]]
             self._writer = RunWriter(
-                self._folder, device=self._device, command=command, options={}, kbench_version=__version__
-            )
+                self._folder, device=self._device, command=command, options={}, kbench_version=__version__,
+                revisions=revisions(self._family_dirs),
+            )  # fmt: skip
         for row in rows:
             self._writer.append(row)
         update_best(self._folder, rows, self._writer.id)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kbench.errors import UsageError
+from kbench.results.revisions import revisions_of
 from kbench.results.store import header_of, is_running, latest_run, open_run, run_files, unreadable
 
 _TAIL = 1 << 16  # bytes at the end of a file in which its footer stands
@@ -20,7 +21,8 @@ _TAIL = 1 << 16  # bytes at the end of a file in which its footer stands
 @dataclass(frozen=True)
 class Entry:
     """One run file. started: UTC, None where it does not say. statuses: rows by what became of them. ended: as its
-    footer says; "" without one. fault: why it cannot be read. running: whether somebody writes it."""
+    footer says; "" without one. fault: why it cannot be read. running: whether somebody writes it. revisions: which
+    commits the kernels were of, as text: of a merged file those of its runs."""
 
     id: str
     path: Path
@@ -34,6 +36,7 @@ class Entry:
     latest: bool = False
     running: bool = False
     fault: str = ""
+    revisions: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -45,7 +48,8 @@ class Entry:
             name: getattr(self, name) for name in ("id", "size", "device", "command", "schema", "rows", "statuses")
         }
         known |= {"path": str(self.path), "started": self.started.isoformat() if self.started else None}
-        return known | {name: getattr(self, name) for name in ("ended", "latest", "running", "fault")}
+        known |= {name: getattr(self, name) for name in ("ended", "latest", "running", "fault")}
+        return known | {"revision": "; ".join(self.revisions)}
 
 
 def entries(folder: Path) -> list[Entry]:
@@ -83,7 +87,7 @@ def _entry(name: str, path: Path, latest: Path | None) -> Entry:
     return Entry(
         name, path, size, moment(header.get("started")), named,
         " ".join(map(str, command)) if isinstance(command, list) else "",
-        header["schema"], statuses, ended, here, not ended and is_running(path),
+        header["schema"], statuses, ended, here, not ended and is_running(path), "", tuple(revisions_of(header)),
     )  # fmt: skip
 
 

@@ -17,7 +17,9 @@ History of the schema (the first line of a run file holds its number):
    `cache_mode` may be "static" (compiled for an architecture, which is the row's device, and not run; the header's
    device has `archs` and `cards`) or "counts" (run once on the emulator for what it asks of memory): "pass" is no
    proof there, see `Row.outcome`; a header's options have `archs`;
-   a merged file has the headers of its runs in `sources`, and rows say in `run` which of them they are of.
+   a merged file has the headers of its runs in `sources`, and rows say in `run` which of them they are of;
+   the header may have `revisions`, the commits that the kernels are of: [{"folder" ("kbench" for its own kernels, else
+   that of a --family-dir), "commit", "dirty"}], of the folders that git knows.
 """
 
 from __future__ import annotations

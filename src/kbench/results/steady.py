@@ -2,6 +2,7 @@
 
 What was compiled or counted is the same each time, so that a baseline of it should change where its numbers do, and
 show in a commit only then. When a run took place, how long, and under which id is left out; rows stand in one order.
+Which commit the kernels were of stays as the file has it, as its time does: the first at which they gave these numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from kbench.results.store import row_key
 from kbench.results.strict_json import dumps
 
 # In the header: these tell runs apart, not what they found.
-_OF_THE_RUN = ("id", "started", "command", "kbench")
+_OF_THE_RUN = ("id", "started", "command", "kbench", "revisions")
 
 
 def is_exact(header: dict[str, Any]) -> bool:

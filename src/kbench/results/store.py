@@ -79,8 +79,9 @@ class RunWriter:
     """Writes one run file. Use it as a context manager: leaving it writes the footer.
 
     folder: the results folder. device: what Device.describe() says; its "name" becomes part of the file name.
-    selection: what was asked for, of a run that can go on (`kbench.results.resume`). The file is locked as long as it
-    is written. Raises CannotRunError when a write fails.
+    selection: what was asked for, of a run that can go on (`kbench.results.resume`). revisions: which commits the
+    kernels are of (`kbench.revision.revisions`). The file is locked as long as it is written. Raises CannotRunError
+    when a write fails.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class RunWriter:
         options: Mapping[str, Any],
         kbench_version: str,
         selection: Mapping[str, Any] | None = None,
+        revisions: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         started = datetime.now(UTC)
         self.id = new_id(device, started)
@@ -110,6 +112,7 @@ class RunWriter:
                 "device": dict(device),
                 "options": dict(options),
                 **({"selection": dict(selection)} if selection is not None else {}),
+                **({"revisions": list(map(dict, revisions))} if revisions else {}),
             }
         )
         replace_text(folder / LATEST, f"{RUNS}/{self.path.name}\n")

@@ -18,7 +18,8 @@ PICTURES = 200  # of a page: each takes some ten thousand bytes
 FAMILIES = 60  # that the rows can be filtered by
 _PLACE = {verdict: re.sub(r"\W+", "-", verdict) for verdict in words.TITLES}  # the anchor of a verdict
 _CARDS = ("wrong", "slower", "over budget", "unclear", "faster")  # their rows are told in full
-_EXPECTED = ("records", "revision", "started", "run", "runs", "file", "files", "rows")  # facts that are to differ
+# Facts that are to differ.
+_EXPECTED = ("records", "revision", "committed", "started", "run", "runs", "file", "files", "rows")
 _BAD = ("wrong", "slower", "over budget")
 
 _STYLE = """

@@ -24,7 +24,7 @@ TITLES = {
 NONE = "-"  # in the place of a number that a side does not have
 REGRESSIONS = ("slower", "over budget")
 # The facts of a side in the order in which a reader asks for them; others follow as they come.
-_FACTS = ("revision", "device", "arch", "driver", "compiler", "kbench", "started")
+_FACTS = ("revision", "committed", "device", "arch", "driver", "compiler", "kbench", "started")
 _FACT_NAME = 24  # characters: a name is the first column of a table whose others hold the values
 
 
