@@ -168,6 +168,15 @@ def test_a_run_is_not_named_twice() -> None:
     )
 
 
+def test_of_many_runs_the_first_and_the_last_start_are_told() -> None:
+    def started(*times: str) -> list[tuple[str, str, str]]:
+        side = Side("x", facts={"started": "; ".join(times)})
+        return [fact for fact in words.sides(reports.report(before=side)) if fact[0] == "started"]
+
+    assert started("03:19", "03:17")[0][1] == "03:19; 03:17"
+    assert started("03:19", "03:17", "03:18")[0][1] == "03:17 to 03:19"
+
+
 # --- terminal
 
 

@@ -80,7 +80,7 @@ def sides(report: Report) -> list[tuple[str, str, str]]:
     rows = [("records", _records(report.before), _records(report.after))]
     known = (report.before.facts, report.after.facts)
     names = [name for name in dict.fromkeys([*_FACTS, *known[0], *known[1]]) if any(name in facts for facts in known)]
-    rows += [(name, known[0].get(name, ""), known[1].get(name, "")) for name in names]
+    rows += [(name, _fact(name, known[0]), _fact(name, known[1])) for name in names]
     runs = (report.before.runs, report.after.runs)
     files = (report.before.files, report.after.files)
     # A file of a run carries the run's id in its name, and the records may be named by either.
@@ -94,6 +94,13 @@ def sides(report: Report) -> list[tuple[str, str, str]]:
         rows.append(_several("file", *files))
     rows.append(("rows", str(report.before.rows), str(report.after.rows)))
     return [(plain(name, _FACT_NAME), plain(before), plain(after)) for name, before, after in rows]
+
+
+def _fact(name: str, facts: Mapping[str, str]) -> str:
+    """A fact of a side; of many runs, when the first and the last of them started."""
+    text = facts.get(name, "")
+    times = sorted(text.split("; "))
+    return f"{times[0]} to {times[-1]}" if name == "started" and len(times) > 2 else text
 
 
 def _records(side: Side) -> str:
