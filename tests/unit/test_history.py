@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -347,6 +348,21 @@ def test_the_page_has_a_picture_of_each_series(folder: Path, capsys: pytest.Capt
     assert text.count("<svg") == 2 and text.count('class="break"') == 2 and text.count('class="turn"') == 1
     assert "<script>" not in text and "G&lt;script&gt;" in text
     assert "slower +20%" in text
+
+
+@pytest.mark.parametrize(("slower", "least", "most"), [(1.03, 20, 60), (1.002, 0, 5), (1.0, 0, 0), (2.0, 150, 300)])
+def test_a_picture_shows_a_few_percent_and_no_mountains(
+    folder: Path, slower: float, least: float, most: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(12):
+        add_run(folder, number, row(0.07 if number < 6 else 0.07 * slower))
+    page = folder / "page.html"
+    assert call(capsys, "toy", "--html", str(page))[0] == Exit.OK
+    text = page.read_text()
+    heights = [float(height) for height in re.findall(r'class="dot" cx="[\d.]+" cy="([\d.]+)"', text)]
+    assert len(heights) == 12 and least <= heights[0] - heights[-1] <= most  # pixels of some 300; upwards is less
+    ticks = re.findall(r'text-anchor="end">([\d.]+)<', text)
+    assert len({len(tick.partition(".")[2]) for tick in ticks}) == 1, f"as many decimals each: {ticks}"
 
 
 def test_a_terminal_without_blocks_gets_ascii(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

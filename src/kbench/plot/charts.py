@@ -240,7 +240,7 @@ def frame(
     for tick in y.ticks:
         at = y.pixel(tick)
         parts.append(f'<path class="grid" d="M{LEFT} {at:.1f}H{right}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{tick:g}</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{_number(tick, y)}</text>')
     for tick, name in zip(x_ticks, x_names or [f"{tick:g}" for tick in x_ticks], strict=True):
         at = x.pixel(tick)
         parts.append(f'<path class="grid" d="M{at:.1f} {TOP}V{bottom}"/>')
@@ -251,6 +251,11 @@ def frame(
     turned = f'transform="rotate(-90 13 {middle:g})"'
     parts.append(f'<text x="13" y="{middle:g}" text-anchor="middle" {turned}>{y_name}</text>')
     return "\n".join(parts)
+
+
+def _number(tick: float, axis: Axis | LogAxis) -> str:
+    """Of evenly spaced ticks all with as many decimals: 0.070 beside 0.075."""
+    return f"{tick:.{axis.decimals}f}" if isinstance(axis, Axis) else f"{tick:g}"
 
 
 def svg(title: str, parts: Sequence[str]) -> str:

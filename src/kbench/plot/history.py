@@ -6,6 +6,7 @@ import html
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from kbench.axis import Axis
 from kbench.history.series import Point, Series
@@ -28,6 +29,7 @@ EXPLAINED = (
     "cannot be compared."
 )
 _MOST_TICKS = 6
+_ROOM = 1.1  # the least that is shown above and below the middle of a series
 
 
 def write_history(path: Path, title: str, found: Sequence[Series]) -> None:
@@ -48,8 +50,9 @@ def picture(series: Series) -> str:
     points = series.points
     x = Axis.over([0.0, float(len(points) - 1)], charts.LEFT + 12, charts.WIDTH - 28, whole=True)
     ends = [value for point in points for value in (point.low, point.high)]
-    # From zero: a picture that begins at 99% of a time shows noise as mountains.
-    y = Axis.over([*ends, 0.0], charts.HEIGHT - charts.BOTTOM, charts.TOP)
+    # Not from zero, where 3% would not be seen; nor from the lowest to the highest, where noise would be mountains.
+    middle = median(point.value for point in points)
+    y = Axis.over([*ends, middle / _ROOM, middle * _ROOM], charts.HEIGHT - charts.BOTTOM, charts.TOP)
     every = max(1, -(-len(points) // _MOST_TICKS))
     numbers = [float(i) for i in range(0, len(points), every)]
     names = [str(i + 1) for i in range(0, len(points), every)]
