@@ -34,7 +34,7 @@ from kbench.jobs import Job
 from kbench.profile.launch import MARKER, Spec
 from kbench.profile.metrics import LOAD_SECTORS, STORE_SECTORS
 from kbench.profile.ncu import find_ncu, profile
-from kbench.profile.raw import Profiled, plain_name, read_raw
+from kbench.profile.raw import Profiled, plain_name, read_raw, split_at
 from kbench.selection import Selection
 from kbench.sweep import Bench, Options
 
@@ -118,12 +118,7 @@ def ncu_counts(tool: Any, jobs: Sequence[Job], seed: int) -> list[list[Profiled]
         found = profile(
             tool, spec, folder, NCU_SECONDS, cache_control="all", sections=(), metrics=sum(COUNTERS.values(), ())
         )
-    launches: list[list[Profiled]] = []
-    for kernel in read_raw(found.raw):
-        if plain_name(kernel.name) == MARKER:
-            launches.append([])
-        elif launches:
-            launches[-1].append(kernel)
+    launches = split_at(MARKER, read_raw(found.raw))
     if len(launches) != len(jobs):
         raise CannotRunError(f"ncu saw {len(launches)} launches of {len(jobs)}")
     return launches

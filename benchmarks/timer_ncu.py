@@ -29,7 +29,7 @@ from kbench.jobs import Job
 from kbench.profile.launch import MARKER, Spec
 from kbench.profile.metrics import TIME
 from kbench.profile.ncu import find_ncu, profile
-from kbench.profile.raw import Profiled, plain_name, read_raw
+from kbench.profile.raw import Profiled, read_raw, split_at
 from kbench.results.schema import Row
 from kbench.selection import Selection
 from kbench.sweep import Bench, Options
@@ -100,23 +100,12 @@ def ncu_times(
             tool, spec, folder, NCU_SECONDS, cache_control="all" if caches == "ncu" else "none", sections=(),
             metrics=TIME,
         )  # fmt: skip
-    launches = between_markers(read_raw(found.raw))
+    launches = split_at(MARKER, read_raw(found.raw))
     if len(launches) != len(jobs) * REPEATS:
         raise CannotRunError(f"ncu saw {len(launches)} launches of {len(jobs) * REPEATS}")
     groups = [launches[start : start + REPEATS] for start in range(0, len(launches), REPEATS)]
     # The launch of the middle time stands for its job.
     return [sorted(group, key=_sum)[REPEATS // 2] for group in groups], [job["steps"] for job in found.answer["jobs"]]
-
-
-def between_markers(kernels: Sequence[Profiled]) -> list[list[Profiled]]:
-    """The kernels of each launch of a plan: a marker went before each."""
-    launches: list[list[Profiled]] = []
-    for kernel in kernels:
-        if plain_name(kernel.name) == MARKER:
-            launches.append([])
-        elif launches:
-            launches[-1].append(kernel)
-    return launches
 
 
 def _sum(kernels: Sequence[Profiled]) -> float:

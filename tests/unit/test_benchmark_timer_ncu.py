@@ -15,7 +15,6 @@ import pytest
 
 from fakes import make_row
 from kbench.jobs import Job
-from kbench.profile.raw import Profiled
 from kbench.results.schema import Row
 
 
@@ -64,12 +63,6 @@ def raw(*times: float) -> str:
         lines.append('"0","kbench_marker(int)","1000"')
         lines += [f'"0","k<float>(float *)","{part}"' for part in (time * 750, time * 250)]
     return "\n".join(lines)
-
-
-def test_each_launch_is_found_behind_its_marker(script: ModuleType) -> None:
-    kernels = [Profiled(name) for name in ("before", "kbench_marker", "a", "b(int)", "kbench_marker(int)", "c")]
-    found = script.between_markers(kernels)
-    assert [[kernel.name for kernel in launch] for launch in found] == [["a", "b(int)"], ["c"]]
 
 
 def test_the_table_compares_medians(

@@ -15,7 +15,8 @@ import pytest
 
 from fakes import failed, make_row
 from kbench.ceilings import Ceilings
-from kbench.errors import UsageError
+from kbench.errors import CannotRunError, UsageError
+from kbench.inspect.counts import KernelCounts, Place, Tally
 from kbench.jobs import Job
 from kbench.results.best import update_best
 from kbench.results.schema import Row
@@ -147,3 +148,42 @@ def test_families_that_are_missing_or_fail_are_told_and_the_others_are_compared(
 
 def test_without_gaps_the_status_is_0(families: Any) -> None:
     assert families("gelu_forward")[0] == 0
+
+
+# ---------------------------------------------------------------------------------------------- counts_ncu
+
+
+def test_counts_stand_beside_those_of_ncu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two kernels in one plan; ncu sees the second twice, and another grid of the first."""
+    module = script("counts_ncu")
+    job = Job("gelu_forward", 1, "", {"N": 8}, "fp32", 64)
+
+    def places(**sectors: int) -> dict[Any, Any]:
+        return {Place("", 0, "", kind, "inp", 4): Tally(sectors=count) for kind, count in sectors.items()} | {
+            Place("", 0, "", "load", "", 4): Tally(wavefronts=5)
+        }
+
+    ours = SimpleNamespace(
+        kernels=(KernelCounts("first<float>", 1, 4, 4, places(load=10, store=20, atomic=1)),
+                 KernelCounts("second", 2, 6, 6, places(load=7)))
+    )  # fmt: skip
+    header = ["Kernel Name", "Grid Size", "Block Size", *sum(module.COUNTERS.values(), ())]
+    lines = [
+        header,
+        ["kbench_marker(int)", "(1, 1, 1)", "(1, 1, 1)", "0", "0", "0", "0"],
+        ["void first<float>(float *)", "(2, 1, 1)", "(64, 1, 1)", "20", "20", "1", "4"],
+        ["second(int)", "(3, 1, 1)", "(64, 1, 1)", "3", "0", "2", "0"],
+        ["second(int)", "(3, 1, 1)", "(64, 1, 1)", "4", "0", "3", "0"],
+    ]
+    raw = "\n".join(",".join(f'"{cell}"' for cell in line) for line in lines)
+    monkeypatch.setattr(module, "profile", lambda *anything, **options: SimpleNamespace(raw=raw))
+    launches = module.ncu_counts(None, [job], 1)
+    rows = [module.figure(job, *pair) for pair in module.paired(ours.kernels, launches[0])]
+    assert rows[0]["ours"] == {"loads": 10, "stores": 20, "wavefronts": 5}, "atomics are neither"
+    assert rows[0]["ncu"] == {"loads": 20, "stores": 20, "wavefronts": 5}
+    assert rows[1]["ncu"] == {"loads": 7, "stores": 0, "wavefronts": 5} and rows[1]["ncu_blocks"] == 6
+    module.show(rows)
+    first, second = capsys.readouterr().err.splitlines()[1:]
+    assert "OTHER" in first and "0.500" in first and "same" in second and "1.000" in second
+    with pytest.raises(CannotRunError, match="ncu saw 1 launches of 2"):
+        module.ncu_counts(None, [job, job], 1)

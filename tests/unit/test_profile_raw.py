@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kbench.errors import CannotRunError
-from kbench.profile.raw import number, plain_name, read_raw, scale_of, short_name
+from kbench.profile.raw import Profiled, number, plain_name, read_raw, scale_of, short_name, split_at
 
 RAW = """==PROF== Connected to process 4711 (/usr/bin/python3.12)
 
@@ -96,3 +96,9 @@ def test_units(metric: str, unit: str | None, scale: float | None) -> None:
 )
 def test_names(text: str, short: str, plain: str) -> None:
     assert (short_name(text), plain_name(text)) == (short, plain)
+
+
+def test_kernels_are_told_apart_by_the_marker_before_them() -> None:
+    kernels = [Profiled(name) for name in ("before", "marker", "a", "b(int)", "marker(int)", "marker", "c")]
+    found = split_at("marker", kernels)
+    assert [[kernel.name for kernel in part] for part in found] == [["a", "b(int)"], [], ["c"]]

@@ -119,6 +119,17 @@ def short_name(text: str) -> str:
     return plain
 
 
+def split_at(marker: str, kernels: Sequence[Profiled]) -> list[list[Profiled]]:
+    """The kernels behind each launch of the kernel `marker`; what comes before the first belongs to none."""
+    parts: list[list[Profiled]] = []
+    for kernel in kernels:
+        if plain_name(kernel.name) == marker:
+            parts.append([])
+        elif parts:
+            parts[-1].append(kernel)
+    return parts
+
+
 def plain_name(text: str) -> str:
     """`softmax` of all of these: what tells one kernel of a plan from another whatever its template arguments."""
     return base_name(short_name(text))
