@@ -289,6 +289,14 @@ def test_counts_change_where_they_differ(folder: Path, capsys: pytest.CaptureFix
     assert status == Exit.NOTHING and "what these rows have: " in err and "registers" in err
 
 
+def test_counts_have_all_of_their_digits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, count in enumerate((1234567, 1234568)):
+        add_run(folder, number, row(1.0, metrics={"": {"global_bytes": count}}))
+    out = " ".join(call(capsys, "toy", "--metric", "global_bytes", "--html", "page.html")[1].split())
+    assert " 2 1234567 1234568 " in out and "(1234567 to 1234568)" in out
+    assert "1234568</title>" in Path("page.html").read_text()
+
+
 def test_counts_of_another_compiler_are_no_change(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, registers in enumerate((32, 40)):
         kernels = [{"name": "k", "grid": [1], "block": [64], "shared": 0, "registers": registers}]

@@ -202,9 +202,9 @@ def _table(mine: Sequence[Series]) -> tuple[list[Column], list[list[str]]]:
 
 
 def _number(value: float, series: Series) -> str:
-    from kbench.results.tables import milliseconds
+    from kbench.results.tables import count_text, milliseconds
 
-    return milliseconds(value) if not series.metric.exact else f"{value:g}"
+    return count_text(value) if series.metric.exact else milliseconds(value)
 
 
 def _breaks(mine: Sequence[Series]) -> list[str]:

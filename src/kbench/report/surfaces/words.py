@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from kbench.printable import printable
 from kbench.report.model import FAIL_ON, VERDICTS, Change, Metric, Report, Side, Subject
-from kbench.results.tables import milliseconds
+from kbench.results.tables import count_text, milliseconds
 
 # What a reader calls the rows of a verdict.
 TITLES = {
@@ -139,9 +139,7 @@ def figure(number: float | None, metric: Metric) -> str:
     """A number without its unit: a count as it is, anything else with four digits."""
     if number is None or not math.isfinite(number):
         return NONE
-    if float(number).is_integer() and (metric.exact or number == 0):
-        return str(int(number))
-    return f"{number:.6g}" if metric.exact else milliseconds(number)
+    return count_text(number) if metric.exact or number == 0 else milliseconds(number)
 
 
 def ratio(change: Change) -> str:
@@ -181,9 +179,23 @@ def title(change: Change) -> str:
     return name(change) if metric == "time" else f"{name(change)}: {metric}"
 
 
+def metric_name(change: Change) -> str:
+    """What the numbers of a row are; `NONE` where it has none, such as a row that was only compiled and is new."""
+    return plain(change.metric.name) if change.before is not None or change.after is not None else NONE
+
+
 def place(subject: Subject) -> str:
     """ "FILE:LINE", as far as it is known."""
     return plain(f"{subject.file}:{subject.line}" if subject.file and subject.line > 0 else subject.file)
+
+
+def beyond(change: Change) -> str:
+    """The reason as a plain line, without the two numbers that a count's begins with: for where `told` stands too."""
+    reason = plain(change.reason)
+    if change.metric.exact and change.before is not None and change.after is not None:
+        after = f"{figure(change.after, change.metric)} {plain(change.metric.unit)}".rstrip()
+        reason = reason.removeprefix(f"{figure(change.before, change.metric)} to {after}").removeprefix(", ")
+    return reason
 
 
 def told(change: Change) -> str:
