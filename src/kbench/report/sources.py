@@ -7,8 +7,18 @@ from pathlib import Path
 
 from kbench.errors import UsageError
 from kbench.git import GitError, git_bytes
-from kbench.results.baselines import BASELINES, PREVIOUS, USUAL, baseline_names, baseline_path, require_name
-from kbench.results.store import COMPRESSED, LATEST, find_run, is_path, latest_run, read_text_of, run_files, run_id
+from kbench.results.baselines import PREVIOUS, USUAL, baseline_names, baseline_path, require_name
+from kbench.results.store import (
+    BASELINES,
+    COMPRESSED,
+    LATEST,
+    find_run,
+    is_path,
+    latest_run,
+    read_text_of,
+    run_files,
+    run_id,
+)
 
 GIT = "git:"
 # Reading one file out of a repository takes milliseconds; one that is fetched on demand, seconds.
