@@ -286,7 +286,7 @@ def test_counts_change_where_they_differ(folder: Path, capsys: pytest.CaptureFix
     ]  # fmt: skip
     assert series["kernel"] == "k"
     status, _, err = call(capsys, "toy", "--metric", "nonsense")
-    assert status == Exit.NOTHING and "what these rows have: " in err and "registers" in err
+    assert status == Exit.NOTHING and "has nonsense; what these rows have, for --metric: " in err and "registers" in err
 
 
 def test_counts_have_all_of_their_digits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
