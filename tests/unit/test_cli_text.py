@@ -189,6 +189,14 @@ def test_the_same_failure_is_told_once(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out.count("x[i = 0;") == 3
 
 
+def test_of_a_family_that_cannot_be_loaded_nothing_else_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = (failed(0, "invalid", "toy.py:1: no module", block=0, sizes={}, reproduce="kbench list toy"),)
+    show_failures([row], Screen(), whole=False)
+    assert capsys.readouterr().out == "INVALID toy\n  toy.py:1: no module\n  again:   kbench list toy\n\n"
+    show_reasons([row], Screen())
+    assert capsys.readouterr().out == "toy invalid: toy.py:1: no module\n    again:   kbench list toy\n"
+
+
 def test_reasons_are_said_once_for_the_block_sizes_that_share_them(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [failed(1, "refused", "fixed block size 64", block=block) for block in (32, 96)]
     rows += [make_row(1, block=64), failed(2, block=32, reason="zeros", reproduce="kbench again")]

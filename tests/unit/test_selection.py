@@ -118,3 +118,16 @@ def test_a_contract_that_fails_is_for_its_rows_to_say(tmp_path: Path, mode: str,
         UsageError, match=r"the contract of toy version 1 fails: .*toy\.py:\d+: (Type|ZeroDivision)Error"
     ):
         subject_of(catalog, rows[0], architecture_of("sm_90").props())
+
+
+def test_a_family_that_cannot_be_loaded_is_one_row_whose_command_says_why(tmp_path: Path):
+    (tmp_path / "torn.cu").write_text("")
+    (tmp_path / "torn.py").write_text("import nothing_here")
+    selection = Selection([Target("torn"), Target("permute")], "check")
+    first, *others = selection.jobs(load_catalog([tmp_path]), "emulator")
+    assert {job.family for job in others} == {"permute"}
+    for command in (
+        first.command(7, "emulator", ["my kernels"], ("--rtol", "1")),
+        first.inspecting(["my kernels"], ("--counts",)),
+    ):
+        assert command == "kbench list torn --family-dir 'my kernels'", "there is no version 0 at block size 0"

@@ -76,8 +76,8 @@ def _kind(row: Row) -> tuple[str, str]:
 
 def _show(row: Row, screen: Screen, whole: bool) -> None:
     status = row.status.upper()
-    where = f"{row.family} version {row.version}, {row.problem}, {row.dtype}, block size {row.place}"
-    screen.prose(f"{status} {where}", rest="  ", status=status)
+    where = f" version {row.version}, {row.problem}, {row.dtype}, block size {row.place}" if row.block else ""
+    screen.prose(f"{status} {row.family}{where}", rest="  ", status=status)
     screen.prose(row.reason, "  ")
     show_details(row, screen, whole)
     show_commands(row, screen, "  again:   ", "  smaller: ")
@@ -109,7 +109,9 @@ def show_reasons(rows: Sequence[Row], screen: Screen) -> None:
     for (status, text, params), mine in groups.items():
         shown = "" if status == "pass" else f" {status}"
         where = f"{_blocks(mine)}{f', {params}' if params else ''}"
-        screen.prose(f"{_versions(mine)}{shown} at {where}: {text}", rest="    ", status=shown.strip())
+        # Of a family that cannot be loaded there is neither version nor block size.
+        told = f"{_versions(mine)}{shown} at {where}" if mine[0].block else f"{mine[0].family}{shown}"
+        screen.prose(f"{told}: {text}", rest="    ", status=shown.strip())
         if went_wrong(mine[0]):
             show_commands(mine[0], screen, "    again:   ", "    smaller: ")
 
