@@ -167,6 +167,17 @@ def test_what_the_numbers_of_a_count_say_is_not_said_again() -> None:
         assert "0 bytes -> 1234568 bytes" in text and "0 to 1234568" not in text
 
 
+def test_a_count_is_worse_or_better_and_not_slower_or_faster() -> None:
+    fewer = replace(reports.MORE_REGISTERS, verdict="faster", before=44, after=40)
+    assert [words.verdict(change) for change in (reports.MORE_REGISTERS, fewer, reports.SLOWER)] == [
+        "worse", "better", "slower"
+    ]  # fmt: skip
+    assert "title=kbench%3A worse::" in github.render(reports.report(reports.MORE_REGISTERS))
+    assert ">worse; registers 40 -&gt; 44 (+4)" in junit.render(reports.report(reports.MORE_REGISTERS))
+    assert words.headline(reports.report(fewer)) == "no regression; 1 improved"
+    assert "Improvements (1)" in markdown.render(reports.report(fewer))
+
+
 def test_a_row_without_numbers_is_of_no_metric() -> None:
     compiled = replace(reports.NEW, after=None)
     for change, shown in ((compiled, "-"), (reports.NEW, "time")):

@@ -38,7 +38,9 @@ def bisect(
     version: o.VersionsOption = None,
     metric: Annotated[
         str,
-        typer.Option("--metric", metavar="NAME", help="time needs a GPU; registers, spill_bytes, instructions do not."),
+        typer.Option(
+            "--metric", metavar="NAME", help="time needs a GPU; registers, static_shared, instructions do not."
+        ),
     ] = TIME,
     threshold: Annotated[
         str | None,

@@ -42,7 +42,7 @@ def _annotation(kind: str, change: Change) -> str:
     lines = [words.title(change), words.beyond(change), words.told(change)]
     if change.reproduce:
         lines.append(f"again: {change.reproduce}")
-    return _command(kind, {**where, "title": words.plain(f"kbench: {change.verdict}")}, lines)
+    return _command(kind, {**where, "title": f"kbench: {words.verdict(change)}"}, lines)
 
 
 def _command(kind: str, properties: dict[str, str], lines: Sequence[str]) -> str:

@@ -153,7 +153,7 @@ def _line(change: Change, family: int | None) -> str:
     return (
         f'<tr class="{style}"><td>{escape(words.name(change))}</td>'
         f'<td class="verdict">{escape(words.metric_name(change))}</td>{middle}'
-        f'<td class="verdict{bad}">{escape(words.plain(change.verdict))}</td>'
+        f'<td class="verdict{bad}">{escape(words.verdict(change))}</td>'
         f'<td class="words">{escape(words.plain(change.reason))}</td></tr>\n'
     )
 

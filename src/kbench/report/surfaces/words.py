@@ -18,7 +18,7 @@ TITLES = {
     "incomparable": "Not comparable",
     "gone": "Gone: only before",
     "new": "New: only after",
-    "faster": "Faster",
+    "faster": "Improvements",  # fewer registers are no speed
     "same": "Unchanged",
 }
 NONE = "-"  # in the place of a number that a side does not have
@@ -50,7 +50,7 @@ def headline(report: Report) -> str:
         bad.append(counted(counts["slower"], "regression"))
     if counts["over budget"]:
         bad.append(f"{counts['over budget']} over budget")
-    names = {"incomparable": "not comparable", "same": "unchanged"}
+    names = {"incomparable": "not comparable", "faster": "improved", "same": "unchanged"}
     rest = [f"{counts[name]} {names.get(name, name)}" for name in VERDICTS[3:] if counts[name]]
     if report.verdict == "nothing":
         return "nothing was compared" + (f": {', '.join(rest)}" if rest else "")
@@ -182,6 +182,12 @@ def title(change: Change) -> str:
 def metric_name(change: Change) -> str:
     """What the numbers of a row are; `NONE` where it has none, such as a row that was only compiled and is new."""
     return plain(change.metric.name) if change.before is not None or change.after is not None else NONE
+
+
+def verdict(change: Change) -> str:
+    """The verdict of a row as a plain word: of a count, which has no speed, "worse" and "better"."""
+    word = plain(change.verdict)
+    return {"slower": "worse", "faster": "better"}.get(word, word) if change.metric.exact else word
 
 
 def place(subject: Subject) -> str:
