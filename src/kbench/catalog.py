@@ -204,7 +204,11 @@ def _validate(family: Family, path: Path) -> None:
         if set(sizes) != set(family.sizes):
             raise UsageError(f"{path.name}: sizes {dict(sizes)} do not name exactly {', '.join(family.sizes)}")
         for rule in family.rules:
-            if not rule.holds(Problem(sizes, family.dtypes[0])):
+            try:
+                holds = rule.holds(Problem(sizes, family.dtypes[0]))
+            except Exception as error:
+                raise UsageError(f"the rule {rule.text!r} fails: {describe_fault(error, path)}") from error
+            if not holds:
                 raise UsageError(f"{path.name}: sizes {dict(sizes)} break the rule '{rule.text}'")
     for version in family.versions:
         unknown = set(version.dtypes) - set(family.dtypes)

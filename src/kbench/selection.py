@@ -184,8 +184,11 @@ def _anybody_has(catalog: Catalog, preset: str) -> bool:
 
 
 def volume(family: Family, sizes: Mapping[str, int], dtype: str) -> int:
-    """Elements of all tensors: what makes a problem small or large."""
-    return sum(tensor.count for tensor in family.tensors(Problem(sizes, dtype)))
+    """Elements of all tensors: what makes a problem small or large. 0 where the family cannot say: it only puts
+    problems in order, and their rows say what is wrong."""
+    with contextlib.suppress(Exception):  # whatever a family's file raises
+        return sum(tensor.count for tensor in family.tensors(Problem(sizes, dtype)))
+    return 0
 
 
 def _common_dtype(family: Family, versions: Sequence[Version], device_kind: str) -> str:
@@ -207,5 +210,8 @@ def _require_valid(family: Family, sizes: Mapping[str, int], dtype: str) -> None
         if fault := family.size_fault(name, size):
             raise UsageError(fault)
     for rule in family.rules:
-        if not rule.holds(Problem(sizes, dtype)):
+        holds = True
+        with contextlib.suppress(Exception):  # whatever a rule raises: each row says so
+            holds = rule.holds(Problem(sizes, dtype))
+        if not holds:
             raise UsageError(f"{family.name} needs {rule.text}; here {Problem(sizes, dtype)}")

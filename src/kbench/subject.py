@@ -44,6 +44,6 @@ def subject_of(catalog: Catalog, job: Job, props: Props) -> Subject:
         traffic = float(family.least_traffic(problem))
         flops = float(family.flops(problem)) if family.flops is not None else None
     except Exception as error:
-        what = f"the plan of {job.family} version {job.version} fails: {describe_fault(error, path)}"
+        what = f"the contract of {job.family} version {job.version} fails: {describe_fault(error, path)}"
         raise UsageError(what) from error
     return Subject(problem, "", plan, tensors, traffic, flops)

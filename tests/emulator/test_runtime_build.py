@@ -106,7 +106,9 @@ def test_missing_include(tmp_path: Path) -> None:
 
 def test_missing_kernel_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
-    assert "has no kernel `sett`" in compile_error(path, "sett").message
+    error = compile_error(path, "sett")
+    assert "has no kernel `sett`" in error.message and error.log == "", "the log is of macros that nobody wrote"
+    assert compile_error(write(tmp_path, GOOD + "broken"), "set").log
     assert not cached(tmp_path)
 
 

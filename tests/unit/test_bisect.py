@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from commits import BROKEN, git, kernel, make_repository
 from fakes import failed, make_row
 from kbench.bisect.measure import CommitFault, CountMeasurer, Kernels, TimeMeasurer
 from kbench.bisect.repository import Repository, WorkTrees
-from kbench.bisect.search import Verdict, search
+from kbench.bisect.search import Trial, Verdict, search
 from kbench.cli.app import run_command
-from kbench.cli.bisect_shown import show
+from kbench.cli.bisect_shown import show, trial_text
 from kbench.cli.screen import Screen
 from kbench.compare import Answer, PlannedSide
 from kbench.errors import CannotRunError, Exit, KbenchError, UsageError
@@ -414,6 +415,19 @@ def test_counts_are_bisected_without_a_gpu(story: tuple[Path, list[str]], capsys
     assert left_over(top) == []
     assert (top / "kernels" / "pad.cu").read_text() == BROKEN
     git(top, "checkout", "--quiet", "kernels/pad.cu")
+
+
+def test_counts_are_shown_with_all_of_their_digits(
+    story: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    top, hashes = story
+    commits = repository(top).commits(hashes[0], hashes[1], "pad")
+    trial = Trial(commits[1], Verdict.BAD, 1234568.0, math.inf)
+    show(search(commits, lambda commit: trial), "pad:1", metric_of("static_shared"), commits, Screen(False))
+    told = " ".join(capsys.readouterr().out.split())
+    assert "bad 1234568 from 0 change 1" in told and "static_shared: 1234568 bytes, from 0 against" in told
+    assert "(1 commit, 1 tried)" in told
+    assert trial_text(replace(trial, value=0.023744), "ms").startswith(f"{commits[1].short} bad 0.02374 ms")
 
 
 @needs_nvrtc

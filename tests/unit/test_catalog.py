@@ -73,6 +73,11 @@ def test_an_extra_in_another_folder_extends_kbenchs_own_family(tmp_path):
         ("scale", FAMILY.format(name="scale").replace('"default"', '"big"'), "must include 'default'"),
         ("scale", FAMILY.format(name="scale").replace('{"N": 4}', '{"M": 4}'), "do not name exactly N"),
         ("scale", FAMILY.format(name="scale").replace("rules=()", THREE), "break the rule"),
+        (
+            "scale",
+            FAMILY.format(name="scale").replace("rules=()", THREE.replace("p['N']", "p['M']")),
+            "the rule 'N divisible by 3' fails: ",
+        ),
         ("scale", FAMILY.format(name="scale").replace('"fp32"', '"fp64"'), "'fp64'"),
         ("scale.again", EXTRA.format(number=1), "version 1 of scale exists already"),
         ("scale.none", "", "must define `versions`"),

@@ -285,6 +285,15 @@ def test_check_of_nothing_is_not_a_success(kbench: Runner) -> None:
     assert "version 1 refused: needs T even" in out
 
 
+def test_check_says_how_a_version_stopped(kbench: Runner) -> None:
+    rows = [failed(1, "invalid", "toy.cu:3: expected ;"), make_row(1), failed(2, "hung", "30 s"), failed(2, "crashed")]
+    status, out, _ = kbench("check toy", rows)
+    lines = [line.split()[:2] for line in out.splitlines()]
+    assert status == Exit.CRASHED and ["1", "invalid"] in lines and ["2", "stopped"] in lines
+    document = json.loads(kbench("check toy --json", rows)[1])
+    assert document["summary"][0]["statuses"] == {"invalid": 1, "pass": 1}
+
+
 def test_check_counts_and_tells_what_this_machine_skips(kbench: Runner) -> None:
     skipped = "needs 8 GPUs, this process sees 1"
     rows = [make_row(1), failed(1, "skipped", skipped), failed(1, "skipped", skipped), failed(1, "refused", "odd")]

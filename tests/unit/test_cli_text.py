@@ -177,6 +177,26 @@ def test_what_is_not_shown_is_counted_by_status(capsys: pytest.CaptureFixture[st
     assert out.count("FAIL toy version 3") == 5 and out.count("HUNG") == 3 and "not shown" not in out
 
 
+def test_the_same_failure_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    log = ["toy.cu:3: error: expected ]", "  x[i = 0;"]
+    rows = [failed(2, "invalid", "toy.cu:3: expected ]", block=32 * n, details=log) for n in (1, 2, 4)]
+    rows.insert(2, failed(2, "crashed", "took the process with it", block=512))
+    show_failures(rows, Screen(), whole=False)
+    out = capsys.readouterr().out
+    assert out.count("x[i = 0;") == 1 and "INVALID toy version 2, N=64, fp32, block size 32\n" in out
+    assert "CRASHED" in out and "version 2: not shown are 2 invalid; --debug" in out
+    show_failures(rows, Screen(), whole=True)
+    assert capsys.readouterr().out.count("x[i = 0;") == 3
+
+
+def test_of_a_family_that_cannot_be_loaded_nothing_else_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = (failed(0, "invalid", "toy.py:1: no module", block=0, sizes={}, reproduce="kbench list toy"),)
+    show_failures([row], Screen(), whole=False)
+    assert capsys.readouterr().out == "INVALID toy\n  toy.py:1: no module\n  again:   kbench list toy\n\n"
+    show_reasons([row], Screen())
+    assert capsys.readouterr().out == "toy invalid: toy.py:1: no module\n    again:   kbench list toy\n"
+
+
 def test_reasons_are_said_once_for_the_block_sizes_that_share_them(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [failed(1, "refused", "fixed block size 64", block=block) for block in (32, 96)]
     rows += [make_row(1, block=64), failed(2, block=32, reason="zeros", reproduce="kbench again")]

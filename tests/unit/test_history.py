@@ -287,7 +287,16 @@ def test_counts_change_where_they_differ(folder: Path, capsys: pytest.CaptureFix
     ]  # fmt: skip
     assert series["kernel"] == "k"
     status, _, err = call(capsys, "toy", "--metric", "nonsense")
-    assert status == Exit.NOTHING and "what these rows have: " in err and "registers" in err
+    assert status == Exit.NOTHING and "has nonsense; what these rows have, for --metric: " in err and "registers" in err
+
+
+def test_counts_have_all_of_their_digits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, count in enumerate((1234567, 1234568)):
+        add_run(folder, number, row(1.0, metrics={"": {"global_bytes": count}}))
+    page = folder / "page.html"
+    out = " ".join(call(capsys, "toy", "--metric", "global_bytes", "--html", str(page))[1].split())
+    assert " 2 1234567 1234568 " in out and "(1234567 to 1234568)" in out
+    assert "1234568</title>" in page.read_text()
 
 
 def test_counts_of_another_compiler_are_no_change(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

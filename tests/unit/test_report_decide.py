@@ -567,6 +567,7 @@ def test_a_count_may_have_a_threshold():
     assert decide_exact(1000, 1020, instructions, threshold=0.02).verdict is Verdict.SAME
     assert decide_exact(1000, 1021, instructions, threshold=0.02).verdict is Verdict.WORSE
     assert decide_exact(0, 1, instructions, threshold=0.5).verdict is Verdict.WORSE
+    assert "1234567 to 1234568" in decide_exact(1234567, 1234568, instructions).reason, "with all of its digits"
 
 
 @pytest.mark.parametrize("value", [None, "40", NAN, INF, -1, True])

@@ -138,6 +138,7 @@ def test_a_committed_baseline_is_read_as_it_was_committed(repository: Path) -> N
     [
         ("git:nope", UsageError, "git knows no revision 'nope' here; fetch it"),
         ("git:main:other", MissingBaseline, "holds no baselines/other.jsonl.gz below results"),
+        ("git:main:other", MissingBaseline, "; committed there: git:main:base, git:main:baseline"),
     ],
 )
 def test_revisions_and_baselines_that_are_not_there(
@@ -146,6 +147,13 @@ def test_revisions_and_baselines_that_are_not_there(
     with pytest.raises(UsageError) as caught:
         find_sources(repository, text)
     assert type(caught.value) is kind and words in str(caught.value)
+
+
+def test_where_no_baseline_is_committed_none_is_named(results: Path) -> None:
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "nothing")
+    with pytest.raises(MissingBaseline, match="writes it, to be committed$"):
+        find_sources(results, "git:HEAD")
 
 
 def test_a_hook_of_another_repository_does_not_lead_there(

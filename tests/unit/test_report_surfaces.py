@@ -154,6 +154,37 @@ def test_counts_have_a_difference_and_no_interval() -> None:
     assert words.told(reports.NEW) == "none -> 0.1900 ms"
 
 
+def test_what_the_numbers_of_a_count_say_is_not_said_again() -> None:
+    more = replace(reports.MORE_REGISTERS, reason="40 to 44, in 3 rows")
+    bytes_ = replace(more, metric=reports.SPILLS, before=0, after=1234568, reason="0 to 1234568 bytes")
+    assert [words.beyond(change) for change in (more, bytes_, reports.SLOWER)] == [
+        "in 3 rows", "", reports.SLOWER.reason
+    ]  # fmt: skip
+    out = io.StringIO()
+    with redirect_stdout(out):
+        report_shown.show(reports.report(bytes_), Screen())
+    for text in (out.getvalue(), github.render(reports.report(bytes_)), sarif.render(reports.report(bytes_))):
+        assert "0 bytes -> 1234568 bytes" in text and "0 to 1234568" not in text
+
+
+def test_a_count_is_worse_or_better_and_not_slower_or_faster() -> None:
+    fewer = replace(reports.MORE_REGISTERS, verdict="faster", before=44, after=40)
+    assert [words.verdict(change) for change in (reports.MORE_REGISTERS, fewer, reports.SLOWER)] == [
+        "worse", "better", "slower"
+    ]  # fmt: skip
+    assert "title=kbench%3A worse::" in github.render(reports.report(reports.MORE_REGISTERS))
+    assert ">worse; registers 40 -&gt; 44 (+4)" in junit.render(reports.report(reports.MORE_REGISTERS))
+    assert words.headline(reports.report(fewer)) == "no regression; 1 improved"
+    assert "Improvements (1)" in markdown.render(reports.report(fewer))
+
+
+def test_a_row_without_numbers_is_of_no_metric() -> None:
+    compiled = replace(reports.NEW, after=None)
+    for change, shown in ((compiled, "-"), (reports.NEW, "time")):
+        assert f"` | {shown} | - |" in markdown.render(reports.report(change))
+        assert f'<td class="verdict">{shown}</td>' in html.render(reports.report(change))
+
+
 def test_a_run_is_not_named_twice() -> None:
     known = [fact for fact, _, _ in words.sides(reports.everything())]
     assert "run" in known, "the baseline's file does not say which run it was"

@@ -84,6 +84,26 @@ def test_the_list_has_the_newest_first(folder: Path, capsys: pytest.CaptureFixtu
     assert document["runs"][0]["latest"] and document["runs"][0]["statuses"] == {"pass": 2, "fail": 1}
 
 
+@pytest.mark.parametrize(("mode", "word"), [("static", "compiled"), ("counts", "counted"), ("cold", "pass")])
+def test_the_list_calls_nothing_passed_that_nothing_proved(
+    folder: Path, capsys: pytest.CaptureFixture[str], mode: str, word: str
+) -> None:
+    path = make_run(folder, 1)
+    path.write_text(path.read_text().replace('"seed": 7', f'"seed": 7, "mode": "{mode}"', 1))
+    assert f" 2 {word}, 1 fail " in " ".join(call(capsys, "list")[1].split())
+    (entry,) = json.loads(call(capsys, "list", "--json")[1])["runs"]
+    assert entry["statuses"] == {"pass": 2, "fail": 1}, "as the rows have it"
+
+
+def test_the_name_of_a_baseline_in_place_of_a_run_is_answered_with_its_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = save_baseline(folder, "static", make_run(folder, 1))
+    status, _, err = call(capsys, "show", "static")
+    assert status == Exit.USAGE and err.endswith(f"which is a baseline's name; write {kept}\n")
+    assert call(capsys, "show", str(kept))[0] == Exit.OK
+
+
 def test_a_run_that_is_being_written_is_named_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunWriter(folder, device=DEVICE, command=[], options={}, kbench_version="0") as run:
         run.append(make_row(1))

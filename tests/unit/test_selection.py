@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kbench.catalog import load_catalog
 from kbench.errors import UsageError
 from kbench.family import Problem
 from kbench.grammar import Target
+from kbench.inspect.architectures import architecture_of
 from kbench.selection import Selection
+from kbench.subject import subject_of
+from toys import plant_toy
 
 CATALOG = load_catalog()
 
@@ -90,3 +95,39 @@ def test_several_dtypes_are_one_table_after_the_other():
         jobs(Target("gelu_forward"), mode="sweep", dtype="bf16,tf32")
     with pytest.raises(UsageError, match="run takes one dtype, not 'fp32,bf16'; sweep and check take lists and all"):
         jobs(Target("gelu_forward"), mode="run", dtype="fp32,bf16")
+
+
+@pytest.mark.parametrize("mode", ["check", "run", "sweep"])
+@pytest.mark.parametrize("fault", ["tensors", "rule"])
+def test_a_contract_that_fails_is_for_its_rows_to_say(tmp_path: Path, mode: str, fault: str):
+    """Problems are put in order, and held against the family's rules, before there is a row."""
+    path = plant_toy(tmp_path, "", "", 'Version(1, "one", lambda problem, block, props: (), ("fp32",)),') / "toy.py"
+    text = path.read_text()
+    if fault == "tensors":
+        path.write_text(text.replace("normal(0, 1)", "normal()"))
+    else:  # one that fails at sizes that no preset has: those are tried when the file is loaded
+        path.write_text(
+            text.replace("    versions=", '    rules=(Rule("M", lambda p: p["N"] % (p["N"] - 5) < 9),), versions=')
+        )
+    assert path.read_text() != text
+    catalog = load_catalog([tmp_path])
+    sizes = {"N": [5]} if fault == "rule" else {}
+    rows = list(Selection([Target("toy")], mode, sizes=sizes).jobs(catalog, "emulator"))
+    assert {row.version for row in rows} == {1}
+    with pytest.raises(
+        UsageError, match=r"the contract of toy version 1 fails: .*toy\.py:\d+: (Type|ZeroDivision)Error"
+    ):
+        subject_of(catalog, rows[0], architecture_of("sm_90").props())
+
+
+def test_a_family_that_cannot_be_loaded_is_one_row_whose_command_says_why(tmp_path: Path):
+    (tmp_path / "torn.cu").write_text("")
+    (tmp_path / "torn.py").write_text("import nothing_here")
+    selection = Selection([Target("torn"), Target("permute")], "check")
+    first, *others = selection.jobs(load_catalog([tmp_path]), "emulator")
+    assert {job.family for job in others} == {"permute"}
+    for command in (
+        first.command(7, "emulator", ["my kernels"], ("--rtol", "1")),
+        first.inspecting(["my kernels"], ("--counts",)),
+    ):
+        assert command == "kbench list torn --family-dir 'my kernels'", "there is no version 0 at block size 0"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kbench.cli import options as o
-from kbench.cli.bisect_shown import document, show, trial_text
+from kbench.cli.bisect_shown import document, show, trial_text, value_text
 from kbench.cli.screen import Screen
 from kbench.errors import CannotRunError, Exit, UsageError
 from kbench.grammar import parse_block_size, parse_dtype, parse_sizes, parse_targets
@@ -38,7 +38,9 @@ def bisect(
     version: o.VersionsOption = None,
     metric: Annotated[
         str,
-        typer.Option("--metric", metavar="NAME", help="time needs a GPU; registers, spill_bytes, instructions do not."),
+        typer.Option(
+            "--metric", metavar="NAME", help="time needs a GPU; registers, static_shared, instructions do not."
+        ),
     ] = TIME,
     threshold: Annotated[
         str | None,
@@ -175,7 +177,7 @@ def _counted(
         job = replace(job, arch=arch or chosen.rstrip("abf"))
     measurer = CountMeasurer(kernels, commits[0], job, metric_of(metric), least)
     value = measurer.begin()
-    screen.note(f"{commits[0].short}, the good commit: {metric} {value:g}")
+    screen.note(f"{commits[0].short}, the good commit: {metric} {value_text(value)}")
     return search(commits, _noted(measurer, measurer.metric.unit, screen))
 
 

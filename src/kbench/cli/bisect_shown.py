@@ -40,6 +40,13 @@ def document(found: Found, commits: Sequence[Commit]) -> dict[str, Any]:
     }
 
 
+def value_text(value: float) -> str:
+    """A time in milliseconds, or a count, as the tables have it."""
+    from kbench.results.tables import count_text, milliseconds
+
+    return count_text(value) if float(value).is_integer() else milliseconds(value)
+
+
 def trial_text(trial: Trial, unit: str) -> str:
     """One commit that was tried, as a line."""
     return f"{trial.commit.short} {trial.verdict}{_number(trial, unit)}{f' ({trial.reason})' if trial.reason else ''}"
@@ -68,7 +75,8 @@ def show(found: Found, name: str, metric: Metric, commits: Sequence[Commit], scr
 
 def _answer(found: Found, name: str, metric: Metric, commits: Sequence[Commit]) -> str:
     word = "slower" if metric.name == "time" else f"worse in {metric.name}"
-    counted = f"{len(commits) - 1} commits, {len(found.trials)} tried"
+    between = len(commits) - 1
+    counted = f"{between} commit{'s' if between != 1 else ''}, {len(found.trials)} tried"
     if found.alike:
         counted += f", {found.alike} without a change of its files"
     if not found.suspects:
@@ -91,7 +99,7 @@ def _answer(found: Found, name: str, metric: Metric, commits: Sequence[Commit]) 
 
 
 def _line(trial: Trial, metric: Metric) -> list[str]:
-    value = "" if trial.value is None else f"{trial.value:.4g}"
+    value = "" if trial.value is None else value_text(trial.value)
     change = "" if trial.ratio is None or trial.value is None else percent(trial.ratio)
     subject = trial.commit.subject if trial.value is not None else f"{trial.commit.subject}\n  {trial.reason}"
     return [trial.commit.short, trial.commit.date, str(trial.verdict), value, change, subject]
@@ -101,7 +109,7 @@ def _number(trial: Trial, unit: str) -> str:
     if trial.value is None:
         return ""
     change = f", {percent(trial.ratio)}" if trial.ratio is not None else ""
-    return f" {trial.value:.4g}{f' {unit}' if unit else ''}{change}"
+    return f" {value_text(trial.value)}{f' {unit}' if unit else ''}{change}"
 
 
 def _commit(commit: Commit) -> dict[str, str]:

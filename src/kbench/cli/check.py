@@ -13,7 +13,7 @@ from kbench.cli.session import Session, describe, run_rows
 from kbench.cli.table import Column
 from kbench.errors import Exit
 from kbench.grammar import parse_block_sizes, parse_params, parse_sizes, parse_targets
-from kbench.results.schema import Row
+from kbench.results.schema import STATUSES, Row
 from kbench.results.tables import by_family, determinism, percent, worst_used
 from kbench.selection import Selection
 
@@ -106,10 +106,15 @@ def _entry(family: str, number: int, rows: Sequence[Row], planned: int) -> dict[
         "refused": sum(row.status == "refused" for row in rows),
         "skipped": sum(row.status == "skipped" for row in rows),
         "wrong": sum(row.status == "fail" for row in rows),
-        "stopped": sum(row.exit_status not in (Exit.OK, Exit.WRONG) for row in rows),
+        "stopped": sum(_stopped(row) for row in rows),
+        "statuses": dict(Counter(row.status for row in rows)),
         "worst_used": max(used, default=None),
         "deterministic": None if not same else same == {"yes"},
     }
+
+
+def _stopped(row: Row) -> bool:
+    return row.exit_status not in (Exit.OK, Exit.WRONG)
 
 
 def _show(session: Session, screen: Screen, debug: bool) -> None:
@@ -152,7 +157,8 @@ def _verdict(entry: dict[str, Any]) -> str:
     if entry["wrong"]:
         return "fail"
     if entry["stopped"]:
-        return "stopped"
+        ends = [status for status in entry["statuses"] if STATUSES[status] not in (Exit.OK, Exit.WRONG)]
+        return ends[0] if len(ends) == 1 else "stopped"
     # Right so far is not right: the rows that are missing may be the wrong ones.
     if entry["rows"] < entry["planned"]:
         return f"{entry['rows']} of {entry['planned']} rows"

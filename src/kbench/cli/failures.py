@@ -28,7 +28,7 @@ def show_failures(rows: Sequence[Row], screen: Screen, whole: bool) -> None:
     for row in filter(went_wrong, rows):
         by_version.setdefault(row.version, []).append(row)
     for number, bad in sorted(by_version.items(), key=lambda item: (not any(map(_is_wrong, item[1])), item[0])):
-        shown = choose(bad, len(bad) if whole else SHOWN)
+        shown = bad if whole else choose(_different(bad), SHOWN)
         for row in shown:
             _show(row, screen, whole)
         # By identity: two rows may be equal.
@@ -37,6 +37,20 @@ def show_failures(rows: Sequence[Row], screen: Screen, whole: bool) -> None:
             counts = ", ".join(f"{count} {status}" for status, count in left.items())
             screen.prose(f"version {number}: not shown are {counts}; --debug shows all rows", "  ")
         screen.say()
+
+
+def _different(bad: Sequence[Row]) -> list[Row]:
+    """Without the rows that are invalid as an earlier one is: a `.cu` that does not compile, or a contract that fails,
+    says the same at every block size. At which of them a result is wrong, tells something."""
+    told: set[tuple[str, ...]] = set()
+    rows = []
+    for row in bad:
+        story = (row.reason, *row.details)
+        if row.status != "invalid" or story not in told:
+            rows.append(row)
+        if row.status == "invalid":
+            told.add(story)
+    return rows
 
 
 def choose(bad: Sequence[Row], limit: int) -> list[Row]:
@@ -62,8 +76,8 @@ def _kind(row: Row) -> tuple[str, str]:
 
 def _show(row: Row, screen: Screen, whole: bool) -> None:
     status = row.status.upper()
-    where = f"{row.family} version {row.version}, {row.problem}, {row.dtype}, block size {row.place}"
-    screen.prose(f"{status} {where}", rest="  ", status=status)
+    where = f" version {row.version}, {row.problem}, {row.dtype}, block size {row.place}" if row.block else ""
+    screen.prose(f"{status} {row.family}{where}", rest="  ", status=status)
     screen.prose(row.reason, "  ")
     show_details(row, screen, whole)
     show_commands(row, screen, "  again:   ", "  smaller: ")
@@ -95,7 +109,9 @@ def show_reasons(rows: Sequence[Row], screen: Screen) -> None:
     for (status, text, params), mine in groups.items():
         shown = "" if status == "pass" else f" {status}"
         where = f"{_blocks(mine)}{f', {params}' if params else ''}"
-        screen.prose(f"{_versions(mine)}{shown} at {where}: {text}", rest="    ", status=shown.strip())
+        # Of a family that cannot be loaded there is neither version nor block size.
+        told = f"{_versions(mine)}{shown} at {where}" if mine[0].block else f"{mine[0].family}{shown}"
+        screen.prose(f"{told}: {text}", rest="    ", status=shown.strip())
         if went_wrong(mine[0]):
             show_commands(mine[0], screen, "    again:   ", "    smaller: ")
 

@@ -127,7 +127,8 @@ def _nothing(folder: Path, runs: Sequence[Run], wanted: Wanted, metric: str) -> 
         return f"none of {len(runs)} runs holds rows of {wanted.family}{meant}"
     known = metrics_in(runs, wanted)
     if known and metric not in known:
-        return f"no row of {wanted.family} has {metric}; what these rows have: {', '.join(known)}"
+        have = f"what these rows have, for --metric: {', '.join(known)}"
+        return f"no row of {wanted.family} has {'a proven time' if metric == 'time' else metric}; {have}"
     what = "proven time" if metric == "time" else metric
     return f"no row of {wanted.family} that was asked for has a {what} in {len(runs)} runs of {folder}"
 
@@ -202,9 +203,9 @@ def _table(mine: Sequence[Series]) -> tuple[list[Column], list[list[str]]]:
 
 
 def _number(value: float, series: Series) -> str:
-    from kbench.results.tables import milliseconds
+    from kbench.results.tables import count_text, milliseconds
 
-    return milliseconds(value) if not series.metric.exact else f"{value:g}"
+    return count_text(value) if series.metric.exact else milliseconds(value)
 
 
 def _breaks(mine: Sequence[Series]) -> list[str]:

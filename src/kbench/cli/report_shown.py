@@ -54,7 +54,7 @@ def _in_full(change: Change, screen: Screen) -> None:
     screen.prose(words.name(change), "  ", "      ")
     if told := words.told(change):
         screen.prose(f"{words.plain(change.metric.name)}: {told}", "    ", "      ")
-    if change.reason:
-        screen.prose(words.plain(change.reason), "    ", "      ")
+    if reason := words.beyond(change):
+        screen.prose(reason, "    ", "      ")
     if change.reproduce:
         screen.say(f"    again: {words.plain(change.reproduce)}")  # whole, to be copied

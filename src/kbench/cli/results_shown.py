@@ -109,7 +109,7 @@ def _rows(entry: Entry) -> str:
     elif entry.ended != "complete":
         end = f"; {entry.ended or 'killed'}"
     at = f"\nat {'; '.join(entry.revisions)}" if entry.revisions else ""
-    return counts_text(entry.statuses) + end + at
+    return counts_text(entry.statuses, entry.passed) + end + at
 
 
 def _mapping(value: Any) -> dict[str, Any]:

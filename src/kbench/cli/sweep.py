@@ -24,12 +24,12 @@ from kbench.cli.sweep_unproven import ALL, ArchOption, CountsOption, StaticOptio
 from kbench.errors import Exit, UsageError
 from kbench.grammar import parse_block_sizes, parse_params, parse_sizes, parse_targets
 from kbench.plot.page import write_page
-from kbench.results.baselines import BASELINES, require_name, save_baseline
+from kbench.results.baselines import require_name, save_baseline
 from kbench.results.best import load_best, unsettled, update_best, winners
 from kbench.results.columns import NAMES, parse_columns, parse_order
 from kbench.results.facts import Card, facts_of
 from kbench.results.schema import Row
-from kbench.results.store import RUNS, TABLES, RunWriter, read_run, require_writable
+from kbench.results.store import BASELINES, RUNS, TABLES, RunWriter, read_run, require_writable
 from kbench.results.summary import summarise, write_summary
 from kbench.results.tables import by_family, by_problem, write_tables
 from kbench.results.why import why

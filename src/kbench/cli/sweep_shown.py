@@ -95,7 +95,8 @@ class Shown:
         first = self.rows[0]
         mode = f", {mode_text(first)}" if self.session.timed else ""
         seed = "" if first.cache_mode in UNPROVEN else f", seed {self.session.seed}"
-        screen.prose(f"{first.family}: {first.problem}, {first.dtype}{mode}{seed}", rest="  ")
+        problem = f"{first.problem}, " if first.sizes else ""
+        screen.prose(f"{first.family}: {problem}{first.dtype}{mode}{seed}", rest="  ")
         screen.prose(self._where(first), rest="  ")
         if kept := sum(map(self.session.is_kept, self.rows)):
             screen.prose(f"{kept} of {len(self.rows)} rows kept from before", rest="  ")

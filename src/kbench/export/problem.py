@@ -84,7 +84,7 @@ def subject_of(catalog: Catalog, job: Job, arch: str | None) -> Subject:
             own = checked_tensors(scratch(problem, job.block, props, **params)) if scratch is not None else ()
     except Exception as error:  # whatever a family's file raises
         path = Path(family.sources[version.number]).with_suffix(".py")
-        raise UsageError(f"the plan of {what} fails: {describe_fault(error, path)}") from error
+        raise UsageError(f"the contract of {what} fails: {describe_fault(error, path)}") from error
     if refusal:
         raise UsageError(f"{what} refuses this: {refusal}", f"`kbench list {job.family}` shows what it takes")
     require_exportable(what, plan)

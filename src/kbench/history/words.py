@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from kbench.history.ratio import percent
 from kbench.history.segments import Change
 from kbench.history.series import Point, Series
+from kbench.results.tables import count_text
 
 
 def finding(series: Series) -> str:
@@ -62,7 +63,7 @@ def _told(series: Series, change: Change) -> str:
     size = percent(change.ratio)
     if series.metric.exact:
         before, after = series.points[change.at - 1].value, series.points[change.at].value
-        reach = f"{before:g} to {after:g}"
+        reach = f"{count_text(before)} to {count_text(after)}"
     else:
         reach = f"99% interval {percent(change.low)} to {percent(change.high)}"
     where = when(series.points[change.at])

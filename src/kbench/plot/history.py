@@ -15,6 +15,7 @@ from kbench.plot import charts
 from kbench.plot.document import document
 from kbench.results.conditions import mode_name
 from kbench.results.store import replace_text
+from kbench.results.tables import count_text
 
 STYLE = """
 .series { display: grid; gap: 8px 28px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)) }
@@ -72,7 +73,7 @@ def picture(series: Series) -> str:
 
 
 def _dot(point: Point, across: float, y: Axis) -> str:
-    told = html.escape(f"{when(point)}: {point.value:.6g}")
+    told = html.escape(f"{when(point)}: {count_text(point.value)}")
     bar = f'<path class="interval" d="M{across:.1f} {y.pixel(point.low):.1f}V{y.pixel(point.high):.1f}"/>'
     dot = f'<circle class="dot" cx="{across:.1f}" cy="{y.pixel(point.value):.1f}" r="3"/>'
     return f'<g class="c0"><title>{told}</title>{bar}{dot}</g>'

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kbench.errors import UsageError
 from kbench.report.metrics import metric_of
 from kbench.report.model import Metric
+from kbench.results.tables import count_text
 
 ANY = "*"
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
@@ -41,7 +42,9 @@ class Budget:
         return OPERATORS[self.relation](value, self.limit)
 
     def __str__(self) -> str:
-        return f"{self.key} {self.relation} {self.limit:g}{f' {self.metric.unit}' if self.metric.unit else ''}"
+        return (
+            f"{self.key} {self.relation} {count_text(self.limit)}{f' {self.metric.unit}' if self.metric.unit else ''}"
+        )
 
 
 def parse_budget(key: str, text: object, where: str) -> Budget:

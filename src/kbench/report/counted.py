@@ -15,6 +15,7 @@ from kbench.report.exact import decide_exact
 from kbench.report.metrics import TIME, Values, metric_of
 from kbench.report.model import Change, Metric, Subject
 from kbench.report.records import Experiment
+from kbench.results.tables import count_text
 
 _VERDICTS = {Verdict.BETTER: "faster", Verdict.WORSE: "slower", Verdict.NOT_COMPARABLE: "incomparable"}
 Placed = Callable[[Experiment, str], Subject]
@@ -118,7 +119,8 @@ def over_budget(
     broken = [
         Change(
             group.subject(place), budget.metric, "over budget", None, value,
-            reason=f"{value:g} breaks the budget {budget}{group.remark}", reproduce=group.first.worst.reproduce,
+            reason=f"{count_text(value)} breaks the budget {budget}{group.remark}",
+            reproduce=group.first.worst.reproduce,
         )
         for group, budget, value in groups.values()
         if not budget.holds(value)

@@ -6,6 +6,7 @@ import math
 
 from kbench.report.decision import Decision, Verdict
 from kbench.report.model import Metric
+from kbench.results.tables import count_text
 
 
 def decide_exact(before: object, after: object, metric: Metric, *, threshold: float = 0.0) -> Decision:
@@ -30,7 +31,7 @@ def decide_exact(before: object, after: object, metric: Metric, *, threshold: fl
 
 
 def _change(before: float, after: float, metric: Metric) -> str:
-    return f"{before:g} to {after:g} {metric.unit}".rstrip()
+    return f"{count_text(before)} to {count_text(after)} {metric.unit}".rstrip()
 
 
 def _fault(value: object) -> str:

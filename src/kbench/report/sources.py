@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from kbench.errors import UsageError
 from kbench.git import GitError, git_bytes
-from kbench.results.baselines import BASELINES, PREVIOUS, USUAL, baseline_names, baseline_path, require_name
-from kbench.results.store import COMPRESSED, LATEST, find_run, is_path, latest_run, read_text_of, run_files, run_id
+from kbench.results.baselines import PREVIOUS, USUAL, baseline_names, baseline_path, require_name
+from kbench.results.store import (
+    BASELINES,
+    COMPRESSED,
+    LATEST,
+    find_run,
+    is_path,
+    latest_run,
+    read_text_of,
+    run_files,
+    run_id,
+)
 
 GIT = "git:"
 # Reading one file out of a repository takes milliseconds; one that is fetched on demand, seconds.
@@ -121,13 +132,23 @@ def _committed(folder: Path, text: str) -> Source:
     except GitError:
         raise MissingBaseline(
             f"{commit[:12]} ({revision}) holds no {BASELINES}/{name}{COMPRESSED} below {folder}",
-            f"`kbench sweep --save {name}` writes it, to be committed",
+            f"`kbench sweep --save {name}` writes it, to be committed{_others(inside, commit, revision, relative)}",
         ) from None
     try:
         data = _git(inside, "show", f"{commit}:./{relative}")
     except GitError as error:
         raise UsageError(f"git cannot show {shown}: {error}") from error
     return Source(shown, read_text_of(shown, data), commit[:12])
+
+
+def _others(inside: Path, commit: str, revision: str, relative: str) -> str:
+    """The baselines that stand beside one that is not in a commit, as a clause of a hint."""
+    with contextlib.suppress(GitError):
+        found = _git(inside, "ls-tree", "--name-only", "-z", commit, f"./{relative.rpartition('/')[0]}/").decode()
+        names = [path.rpartition("/")[2] for path in found.split("\0")]
+        known = [f"{GIT}{revision}:{name.removesuffix(COMPRESSED)}" for name in names if name.endswith(COMPRESSED)]
+        return f"; committed there: {', '.join(known)}" if known else ""
+    return ""
 
 
 def _no_revision(inside: Path, revision: str) -> UsageError:

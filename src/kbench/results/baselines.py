@@ -10,9 +10,8 @@ from pathlib import Path
 
 from kbench.errors import UsageError
 from kbench.results.steady import says_the_same, steady
-from kbench.results.store import COMPRESSED, LATEST, read_bytes, replace_bytes
+from kbench.results.store import BASELINES, COMPRESSED, LATEST, read_bytes, replace_bytes
 
-BASELINES = "baselines"
 PREVIOUS = "previous"
 USUAL = "baseline"  # the name that `git:REV` means
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -13,6 +13,7 @@ from typing import Any
 
 from kbench.errors import UsageError
 from kbench.results.revisions import revisions_of
+from kbench.results.schema import UNPROVEN
 from kbench.results.store import header_of, is_running, latest_run, open_run, run_files, unreadable
 
 _TAIL = 1 << 16  # bytes at the end of a file in which its footer stands
@@ -22,7 +23,8 @@ _TAIL = 1 << 16  # bytes at the end of a file in which its footer stands
 class Entry:
     """One run file. started: UTC, None where it does not say. statuses: rows by what became of them. ended: as its
     footer says; "" without one. fault: why it cannot be read. running: whether somebody writes it. revisions: which
-    commits the kernels were of, as text: of a merged file those of its runs."""
+    commits the kernels were of, as text: of a merged file those of its runs. passed: what rows of the status "pass" are
+    called: nothing was proven in a run that only compiled or counted."""
 
     id: str
     path: Path
@@ -37,6 +39,7 @@ class Entry:
     running: bool = False
     fault: str = ""
     revisions: tuple[str, ...] = ()
+    passed: str = "pass"
 
     @property
     def rows(self) -> int:
@@ -83,11 +86,13 @@ def _entry(name: str, path: Path, latest: Path | None) -> Entry:
         return Entry(name, path, size, fault=str(error), latest=here)
     device = header.get("device")
     named = str(device.get("name", "")) if isinstance(device, dict) else ""
-    command = header.get("command")
+    command, options = header.get("command"), header.get("options")
+    mode = options.get("mode") if isinstance(options, dict) else None
     return Entry(
         name, path, size, moment(header.get("started")), named,
         " ".join(map(str, command)) if isinstance(command, list) else "",
         header["schema"], statuses, ended, here, not ended and is_running(path), "", tuple(revisions_of(header)),
+        UNPROVEN.get(str(mode), "pass"),
     )  # fmt: skip
 
 
@@ -136,7 +141,7 @@ def _object(line: bytes) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def counts_text(statuses: dict[str, int]) -> str:
-    """Such as "118 pass, 2 fail": the most frequent first."""
+def counts_text(statuses: dict[str, int], passed: str = "pass") -> str:
+    """Such as "118 pass, 2 fail": the most frequent first. passed: the word for "pass"."""
     pairs: Iterator[tuple[str, int]] = iter(sorted(statuses.items(), key=lambda pair: (-pair[1], pair[0])))
-    return ", ".join(f"{count:,} {status}" for status, count in pairs) or "no rows"
+    return ", ".join(f"{count:,} {passed if status == 'pass' else status}" for status, count in pairs) or "no rows"

@@ -30,6 +30,7 @@ from kbench.results.schema import SCHEMA_VERSION, STATUSES, Row, upgraded
 from kbench.results.strict_json import dumps
 
 RUNS = "runs"
+BASELINES = "baselines"
 LATEST = "latest"
 TABLES = "tables"
 SUFFIX = ".jsonl"
@@ -278,6 +279,11 @@ def find_run(folder: Path, name: str) -> Path:
     ids = list(paths)
     found = [known for known in ids if known == name] or [known for known in ids if name and name in known]
     if len(found) != 1:
+        kept = folder / BASELINES / (name + COMPRESSED)
+        if not found and kept.is_file():
+            raise UsageError(
+                f"{folder / RUNS} holds no run of the id {name!r}, which is a baseline's name", f"write {kept}"
+            )
         what = f"{len(found)} runs with {name!r} in their ids" if found else f"no run of the id {name!r}"
         raise UsageError(f"{folder / RUNS} holds {what}", f"ids there: {_few(found or ids)}")
     return paths[found[0]]

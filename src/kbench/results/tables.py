@@ -35,6 +35,11 @@ def milliseconds(value: float) -> str:
     return f"{value:.{min(max(places, 0), 6)}f}"
 
 
+def count_text(value: float) -> str:
+    """A count with all of its digits, never an exponent: "16384"; what is no whole number with six digits."""
+    return str(int(value)) if float(value).is_integer() else f"{value:.6g}"
+
+
 def interval(row: Row) -> str:
     """The interval of the median, such as "0.497..0.500"; empty where nothing was timed."""
     taken = row.measurement

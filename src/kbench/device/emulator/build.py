@@ -148,7 +148,9 @@ def _make_kernels(
     else:
         failed = _run(compiler, [*compiler.command, *options, str(main), *libraries], path)
     if failed:
-        raise CompileError(_summary(source, kernels, failed), failed)
+        message = _summary(source, kernels, failed)
+        # Of a kernel that is not there the compiler only shows the macros that ask for it, which nobody wrote.
+        raise CompileError(message, "" if message == source.lacks(kernels) else failed)
 
 
 def _run(compiler: Compiler, command: list[str], made: Path) -> str:

@@ -39,10 +39,10 @@ def _annotation(kind: str, change: Change) -> str:
     where = {"file": words.plain(change.subject.file)} if change.subject.file else {}
     if where and change.subject.line > 0:
         where["line"] = str(change.subject.line)
-    lines = [words.title(change), change.reason, words.told(change)]
+    lines = [words.title(change), words.beyond(change), words.told(change)]
     if change.reproduce:
         lines.append(f"again: {change.reproduce}")
-    return _command(kind, {**where, "title": words.plain(f"kbench: {change.verdict}")}, lines)
+    return _command(kind, {**where, "title": f"kbench: {words.verdict(change)}"}, lines)
 
 
 def _command(kind: str, properties: dict[str, str], lines: Sequence[str]) -> str:

@@ -106,8 +106,8 @@ def _card(change: Change, drawn: str) -> str:
     metric = words.plain(change.metric.name)
     if told := words.told(change):
         parts.append(f"<p>{escape(metric)}: {escape(told)}</p>")
-    if change.reason:
-        parts.append(f"<p>{escape(words.plain(change.reason))}</p>")
+    if reason := words.beyond(change):
+        parts.append(f"<p>{escape(reason)}</p>")
     if change.reproduce:
         parts.append(f"<p>again: <code>{escape(words.plain(change.reproduce))}</code></p>")
     if change.subject.file:
@@ -152,8 +152,8 @@ def _line(change: Change, family: int | None) -> str:
     middle = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
     return (
         f'<tr class="{style}"><td>{escape(words.name(change))}</td>'
-        f'<td class="verdict">{escape(words.plain(change.metric.name))}</td>{middle}'
-        f'<td class="verdict{bad}">{escape(words.plain(change.verdict))}</td>'
+        f'<td class="verdict">{escape(words.metric_name(change))}</td>{middle}'
+        f'<td class="verdict{bad}">{escape(words.verdict(change))}</td>'
         f'<td class="words">{escape(words.plain(change.reason))}</td></tr>\n'
     )
 

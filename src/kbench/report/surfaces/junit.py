@@ -97,7 +97,7 @@ def _sentence(change: Change) -> str:
 
 def _told(change: Change) -> Sequence[str]:
     """What is worth reading of a row, one line each."""
-    found = [words.plain(f"{change.verdict}; {change.metric.name} {words.told(change)}"), words.plain(change.reason)]
+    found = [words.plain(f"{words.verdict(change)}; {change.metric.name} {words.told(change)}"), words.beyond(change)]
     if change.reproduce:
         found.append(f"again: {words.plain(change.reproduce)}")
     if change.subject.file:

@@ -130,7 +130,7 @@ def _cells(change: Change) -> list[str]:
     reach = words.interval(change)
     return [
         _code(words.plain(change.subject.name, _NAME)),
-        _prose(change.metric.name, _FACT),
+        _prose(words.metric_name(change), _FACT),
         *(_prose(number, _FACT).replace(" ", "\u00a0") for number in known),  # no line break before a unit
         words.ratio(change) + (f" ({reach})" if reach else ""),
         _prose(change.reason, _SENTENCE),

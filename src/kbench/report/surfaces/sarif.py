@@ -101,7 +101,7 @@ def _address(subject: Subject) -> dict[str, str]:
 
 
 def _lines(change: Change) -> list[str]:
-    lines = [words.title(change), words.told(change), change.reason]
+    lines = [words.title(change), words.told(change), words.beyond(change)]
     return [*lines, f"again: {change.reproduce}"] if change.reproduce else lines
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from kbench.printable import printable
 from kbench.report.model import FAIL_ON, VERDICTS, Change, Metric, Report, Side, Subject
-from kbench.results.tables import milliseconds
+from kbench.results.tables import count_text, milliseconds
 
 # What a reader calls the rows of a verdict.
 TITLES = {
@@ -18,7 +18,7 @@ TITLES = {
     "incomparable": "Not comparable",
     "gone": "Gone: only before",
     "new": "New: only after",
-    "faster": "Faster",
+    "faster": "Improvements",  # fewer registers are no speed
     "same": "Unchanged",
 }
 NONE = "-"  # in the place of a number that a side does not have
@@ -50,7 +50,7 @@ def headline(report: Report) -> str:
         bad.append(counted(counts["slower"], "regression"))
     if counts["over budget"]:
         bad.append(f"{counts['over budget']} over budget")
-    names = {"incomparable": "not comparable", "same": "unchanged"}
+    names = {"incomparable": "not comparable", "faster": "improved", "same": "unchanged"}
     rest = [f"{counts[name]} {names.get(name, name)}" for name in VERDICTS[3:] if counts[name]]
     if report.verdict == "nothing":
         return "nothing was compared" + (f": {', '.join(rest)}" if rest else "")
@@ -139,9 +139,7 @@ def figure(number: float | None, metric: Metric) -> str:
     """A number without its unit: a count as it is, anything else with four digits."""
     if number is None or not math.isfinite(number):
         return NONE
-    if float(number).is_integer() and (metric.exact or number == 0):
-        return str(int(number))
-    return f"{number:.6g}" if metric.exact else milliseconds(number)
+    return count_text(number) if metric.exact or number == 0 else milliseconds(number)
 
 
 def ratio(change: Change) -> str:
@@ -181,9 +179,29 @@ def title(change: Change) -> str:
     return name(change) if metric == "time" else f"{name(change)}: {metric}"
 
 
+def metric_name(change: Change) -> str:
+    """What the numbers of a row are; `NONE` where it has none, such as a row that was only compiled and is new."""
+    return plain(change.metric.name) if change.before is not None or change.after is not None else NONE
+
+
+def verdict(change: Change) -> str:
+    """The verdict of a row as a plain word: of a count, which has no speed, "worse" and "better"."""
+    word = plain(change.verdict)
+    return {"slower": "worse", "faster": "better"}.get(word, word) if change.metric.exact else word
+
+
 def place(subject: Subject) -> str:
     """ "FILE:LINE", as far as it is known."""
     return plain(f"{subject.file}:{subject.line}" if subject.file and subject.line > 0 else subject.file)
+
+
+def beyond(change: Change) -> str:
+    """The reason as a plain line, without the two numbers that a count's begins with: for where `told` stands too."""
+    reason = plain(change.reason)
+    if change.metric.exact and change.before is not None and change.after is not None:
+        after = f"{figure(change.after, change.metric)} {plain(change.metric.unit)}".rstrip()
+        reason = reason.removeprefix(f"{figure(change.before, change.metric)} to {after}").removeprefix(", ")
+    return reason
 
 
 def told(change: Change) -> str:
