@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from commits import BROKEN, git, kernel, make_repository
+from commits import BROKEN, FAMILY, git, kernel, make_repository
 from fakes import failed, make_row
 from kbench.bisect.measure import CommitFault, CountMeasurer, Kernels, TimeMeasurer
 from kbench.bisect.repository import Repository, WorkTrees
@@ -415,6 +415,30 @@ def test_counts_are_bisected_without_a_gpu(story: tuple[Path, list[str]], capsys
     assert left_over(top) == []
     assert (top / "kernels" / "pad.cu").read_text() == BROKEN
     git(top, "checkout", "--quiet", "kernels/pad.cu")
+
+
+PARAMETER = FAMILY.replace(
+    'plan=lambda p, b, d: (Launch("pad", (1,)', 'plan=lambda p, b, d, ROOM: (Launch(f"pad<{ROOM}>", (1,)'
+).replace('dtypes=("fp32",)),),', 'dtypes=("fp32",), params={"ROOM": Param(256, (256, 512))}),),')
+
+
+def test_a_value_of_a_parameter_is_bisected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A commit that takes more room with 512 alone, which is not the default."""
+    kernels = ["template <int Room>" + kernel(256).replace("256", room) for room in ("Room", "(Room + Room / 512)")]
+    hashes = make_repository(tmp_path, kernels, family=PARAMETER)
+    command = ["bisect", "pad:1", "--good", hashes[0], "--metric", "static_shared", "--json"]
+    command += ["--family-dir", str(tmp_path / "kernels")]
+    assert run_command([*command, "--param", "ROOM=256,512"]) == Exit.USAGE
+    assert "one value of a parameter, and --param ROOM has several" in capsys.readouterr().err
+    assert run_command([*command, "--param", "ROM=512"]) == Exit.USAGE
+    assert "ROM" in capsys.readouterr().err
+    if NO_NVRTC:
+        return
+    assert run_command(command) == Exit.NOTHING
+    capsys.readouterr()
+    assert run_command([*command, "--param", "ROOM=512"]) == Exit.OK
+    document = json.loads(capsys.readouterr().out)
+    assert document["first"]["commit"] == hashes[1] and document["trials"][0]["value"] == 4 * 513
 
 
 def test_counts_are_shown_with_all_of_their_digits(

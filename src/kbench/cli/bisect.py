@@ -13,7 +13,7 @@ from kbench.cli import options as o
 from kbench.cli.bisect_shown import document, show, trial_text, value_text
 from kbench.cli.screen import Screen
 from kbench.errors import CannotRunError, Exit, UsageError
-from kbench.grammar import parse_block_size, parse_dtype, parse_sizes, parse_targets
+from kbench.grammar import parse_block_size, parse_dtype, parse_params, parse_sizes, parse_targets
 from kbench.selection import Selection
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def bisect(
         typer.Option("--arch", metavar="SM", help="For counts: sm_80, 86, 89, 90, 100, 120. The version's, or sm_90."),
     ] = None,
     block_size: o.BlockOption = None,
+    param: o.ParamOption = None,
     size: o.SizesOption = None,
     preset: o.PresetOption = None,
     dtype: o.DtypeOption = None,
@@ -82,7 +83,9 @@ def bisect(
     least = _least(threshold, metric)
     block = parse_block_size(block_size) if block_size is not None else None
     sizes, one_dtype = parse_sizes(size or []), parse_dtype(dtype, "bisect")
-    selection = Selection(parse_targets([f"{family}:{number}"]), "run", sizes=sizes, preset=preset, dtype=one_dtype)
+    selection = Selection(
+        parse_targets([f"{family}:{number}"]), "run", sizes=sizes, preset=preset, dtype=one_dtype, params=_params(param)
+    )
     _require_metric(metric, arch)
     folders = [folder.resolve() for folder in family_dir or ()]
     folder = _folder(load_catalog(folders), family, number)
@@ -115,6 +118,14 @@ def _version(target: str, option: str | None) -> tuple[str, int]:
     if found.versions is None or len(found.versions) != 1:
         raise UsageError(f"bisect takes one version of one family, not {target!r}", "write FAMILY:VERSION")
     return found.family, found.versions[0]
+
+
+def _params(texts: list[str] | None) -> dict[str, list[int]]:
+    """Each parameter that is named, with its one value. Raises UsageError."""
+    params = parse_params(texts or [])
+    if several := next((name for name, values in params.items() if len(values) != 1), None):
+        raise UsageError(f"bisect takes one value of a parameter, and --param {several} has several", "choose one")
+    return params
 
 
 def _least(threshold: str | None, metric: str) -> float:
