@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kbench.errors import UsageError
@@ -90,6 +90,11 @@ def parse_range(text: str, what: str = "range") -> list[int]:
 def parse_sizes(settings: Sequence[str]) -> dict[str, list[int]]:
     """Sizes from "T=128", "T=256,512" or "T=128..1024"; settings of one name are merged. Raises UsageError."""
     return _parse_settings(settings, "size", SIZE_FORM)
+
+
+def several(values: Mapping[str, Sequence[int]]) -> str | None:
+    """The first name that has more than one value, for commands that take one; None where there is none."""
+    return next((name for name, found in values.items() if len(found) != 1), None)
 
 
 def parse_params(settings: Sequence[str]) -> dict[str, list[int]]:

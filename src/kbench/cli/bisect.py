@@ -13,7 +13,7 @@ from kbench.cli import options as o
 from kbench.cli.bisect_shown import document, show, trial_text, value_text
 from kbench.cli.screen import Screen
 from kbench.errors import CannotRunError, Exit, UsageError
-from kbench.grammar import parse_block_size, parse_dtype, parse_params, parse_sizes, parse_targets
+from kbench.grammar import parse_block_size, parse_dtype, parse_params, parse_sizes, parse_targets, several
 from kbench.selection import Selection
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ def _version(target: str, option: str | None) -> tuple[str, int]:
 def _params(texts: list[str] | None) -> dict[str, list[int]]:
     """Each parameter that is named, with its one value. Raises UsageError."""
     params = parse_params(texts or [])
-    if several := next((name for name, values in params.items() if len(values) != 1), None):
-        raise UsageError(f"bisect takes one value of a parameter, and --param {several} has several", "choose one")
+    if name := several(params):
+        raise UsageError(f"bisect takes one value of a parameter, and --param {name} has several", "choose one")
     return params
 
 

@@ -14,7 +14,7 @@ from kbench.cli.compare_shown import NOTHING_COMPARED, Shown, show
 from kbench.cli.run import not_run
 from kbench.cli.screen import Screen
 from kbench.errors import Exit, UsageError, worst
-from kbench.grammar import parse_dtype, parse_params, parse_sizes
+from kbench.grammar import parse_dtype, parse_params, parse_sizes, several
 from kbench.measure.ab_statistics import Rule
 from kbench.results.compared import write_comparison
 from kbench.results.store import require_writable
@@ -160,10 +160,10 @@ def compare(
     """
     screen = Screen(json)
     params = parse_params(param or [])
-    if several := next((name for name, values in params.items() if len(values) != 1), None):
-        what = f"compare takes one value of a parameter, and --param {several} has several"
-        one, other = params[several][:2]
-        raise UsageError(what, f"give one, or write FAMILY:N@{several}={one} FAMILY:N@{several}={other}")
+    if name := several(params):
+        what = f"compare takes one value of a parameter, and --param {name} has several"
+        one, other = params[name][:2]
+        raise UsageError(what, f"give one, or write FAMILY:N@{name}={one} FAMILY:N@{name}={other}")
     pair = parse_sides(sides, family, version, block_sizes, params)
     rule = Rule(confidence, least, resolution or least / 2 or Rule.resolution, budget_s=budget)
     select = Selection(

@@ -18,7 +18,7 @@ from kbench.cli.run import not_run
 from kbench.cli.screen import Screen
 from kbench.cli.session import Session, run_rows
 from kbench.errors import CannotRunError, Exit, UsageError
-from kbench.grammar import parse_block_size, parse_dtype, parse_params, parse_sizes, parse_targets
+from kbench.grammar import parse_block_size, parse_dtype, parse_params, parse_sizes, parse_targets, several
 from kbench.jobs import Job
 from kbench.selection import Selection
 
@@ -117,10 +117,10 @@ def _selection(
     family, versions = targets[0].family, targets[0].versions
     if versions is None or len(versions) != 1:
         raise UsageError("a profile is of one version", f"name it: kbench profile {family} --version N")
-    if several := next((name for name, values in sizes.items() if len(values) != 1), None):
-        raise UsageError(f"a profile is of one problem, and --size {several} has several values", "name one")
-    if several := next((name for name, values in params.items() if len(values) != 1), None):
-        raise UsageError(f"a profile is of one kernel, and --param {several} has several values", "name one")
+    if name := several(sizes):
+        raise UsageError(f"a profile is of one problem, and --size {name} has several values", "name one")
+    if name := several(params):
+        raise UsageError(f"a profile is of one kernel, and --param {name} has several values", "name one")
     blocks = [parse_block_size(block_size)] if block_size is not None else None
     return Selection(
         targets,
