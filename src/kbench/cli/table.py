@@ -24,9 +24,8 @@ FAULTS |= {"wrong", "regressions", "over budget"}
 NO_TERMINAL_WIDTH = 80  # of a pipe or a file: what most people's editors and logs show whole
 MIN_WIDTH = 40  # narrower, nothing would be left of a line but its breaks
 MIN_FLEXIBLE = 20  # of a column of prose: narrower, it breaks at nearly every word
-LEAST_FLEXIBLE = (
-    10  # to which it shrinks where no other column can go: a path in pieces is read, one letter a line is not
-)
+# To which it shrinks where no other column can go: a path in pieces can be read, one letter a line cannot.
+LEAST_FLEXIBLE = 10
 GAP = 2  # blanks between two columns
 
 
